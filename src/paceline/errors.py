@@ -1,0 +1,27 @@
+"""Every error a user can meet. Each message names the cause and the remedy."""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Base of all errors raised on purpose. `str(error)` is ready to be shown to a user."""
+
+
+class ConfigError(PacelineError):
+    """An option or configuration file that cannot be honoured; raised at start-up."""
+
+
+class ModelError(PacelineError):
+    """A model that cannot be loaded: missing, truncated, unsupported or unsafe."""
+
+
+class KernelError(PacelineError):
+    """The native kernels cannot be built or loaded."""
+
+
+class RequestError(PacelineError):
+    """One request that cannot be served (HTTP 400). Never affects another request."""
+
+
+class EngineError(PacelineError):
+    """The engine itself failed; requests in flight end with this."""
