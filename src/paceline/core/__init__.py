@@ -1,0 +1,1 @@
+"""Pure policy: no torch, no clock, no process, no file, no hidden randomness."""

@@ -1,0 +1,49 @@
+"""How much to draft, per request and step. Every rule is lossless: it sees only committed tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterNeeds:
+    """What a drafter declares of itself.
+
+    context_length: longest prefix it can extend, None = any.
+    ingests_prompts: whether reading a prompt costs it a pass, so that it wants prompts chunk by chunk
+    while the target prefills.
+    """
+
+    name: str
+    context_length: int | None = None
+    ingests_prompts: bool = False
+
+
+class DraftLength(Protocol):
+    """Number of guesses wanted for one request, given how many requests decode in this step."""
+
+    def wanted(self, batch_size: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLength:
+    num_speculative_tokens: int
+
+    def wanted(self, batch_size: int) -> int:  # noqa: ARG002 - fixed is the point
+        return self.num_speculative_tokens
+
+
+class LengthByBatchSize:
+    """A table (smallest batch size, length), as vLLM's `num_speculative_tokens_per_batch_size`."""
+
+    def __init__(self, table: Sequence[tuple[int, int]]) -> None:
+        ordered = sorted(table)
+        self._from = [size for size, _ in ordered]
+        self._lengths = [length for _, length in ordered]
+
+    def wanted(self, batch_size: int) -> int:
+        place = bisect_right(self._from, batch_size)
+        return self._lengths[place - 1] if place else 0

@@ -1,0 +1,365 @@
+"""The state machine that engine and simulator drive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength
+from paceline.core.placement import Placement, SerialPlacement
+from paceline.core.prefix_cache import PrefixCache
+from paceline.core.request import FinishReason, Phase, Request
+from paceline.core.scheduler import Limits, Scheduler, Share
+from paceline.core.slots import SlotPool
+from paceline.core.stats import SpeculationStats
+from paceline.core.token_tree import TokenTree
+from paceline.core.work import (
+    AdvanceDrafts,
+    Announcement,
+    DraftDone,
+    DrafterLost,
+    DraftItem,
+    Event,
+    GrowDrafts,
+    Proposal,
+    Release,
+    RequestAborted,
+    RequestArrived,
+    RequestDelta,
+    RunTarget,
+    StepDone,
+    TargetItem,
+    Verdict,
+    Work,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """Everything the policy depends on, apart from the events."""
+
+    limits: Limits
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    prefix_cache: bool = True
+    drafter: DrafterNeeds | None = None
+    draft_length: DraftLength = field(default_factory=lambda: FixedLength(0))
+
+
+class EngineCore:
+    """`handle` takes one event and returns the work it makes possible; `take_outputs` what became final.
+
+    The same events give the same work: there is no clock but `now` and no randomness. Work that names a
+    request never outlives it: slots of a request in flight return to the pool only when its step is done.
+    """
+
+    def __init__(self, config: CoreConfig, placement: Placement | None = None) -> None:
+        self.config = config
+        self.pool = SlotPool(config.limits.num_slots)
+        self.cache = PrefixCache(self.pool, enabled=config.prefix_cache)
+        self.scheduler = Scheduler(config.limits, self.pool, self.cache)
+        self.requests: dict[str, Request] = {}
+        self.speculation = SpeculationStats()
+        self.drafter_lost: str | None = None
+        self._placement = placement or SerialPlacement()
+        self._outputs: list[RequestDelta] = []
+        self._released: list[str] = []
+        self._shares: dict[str, Share] | None = None
+        self._drafting: dict[str, DraftItem] | None = None
+        self._step = 0
+        self._round = 0
+
+    def handle(self, event: Event, now: float) -> list[Work]:
+        match event:
+            case StepDone():
+                self._on_step_done(event, now)
+            case DraftDone():
+                self._on_draft_done(event)
+            case RequestArrived():
+                self._on_arrival(event, now)
+            case RequestAborted():
+                self._on_abort(event)
+            case DrafterLost():
+                self._on_drafter_lost(event)
+        return self._next_work()
+
+    def take_outputs(self) -> list[RequestDelta]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    @property
+    def idle(self) -> bool:
+        return not self.requests
+
+    @property
+    def draft_busy(self) -> bool:
+        return self._drafting is not None
+
+    @property
+    def target_busy(self) -> bool:
+        return self._shares is not None
+
+    # ------------------------------------------------------------ events
+
+    def _on_arrival(self, event: RequestArrived, now: float) -> None:
+        request = Request(event.request_id, list(event.prompt), len(event.prompt), event.params, now)
+        problem = self._refusal(request)
+        if problem:
+            self._emit(RequestDelta(request.request_id, (), (), FinishReason.ERROR, problem))
+            return
+        self.requests[request.request_id] = request
+        self.scheduler.enter(request)
+
+    def _refusal(self, request: Request) -> str | None:
+        limits = self.config.limits
+        if request.request_id in self.requests:
+            return f"request id {request.request_id!r} is in use: choose another."
+        if not request.tokens:
+            return "the prompt is empty: give at least one token."
+        if request.num_prompt >= limits.context_length:
+            return (
+                f"the prompt has {request.num_prompt} tokens and the context is {limits.context_length}, "
+                "output included: shorten the prompt."
+            )
+        if request.num_prompt + 1 > limits.num_slots:
+            return (
+                f"the prompt has {request.num_prompt} tokens and the KV cache holds {limits.num_slots}: "
+                "shorten the prompt or give the cache more slots."
+            )
+        return None
+
+    def _on_abort(self, event: RequestAborted) -> None:
+        request = self.requests.get(event.request_id)
+        if request is not None:
+            self._end(request, FinishReason.ABORT)
+
+    def _on_drafter_lost(self, event: DrafterLost) -> None:
+        """Plain decoding from here on: same output, no guesses."""
+        self.drafter_lost = event.reason
+        self._drafting = None
+
+    def _on_draft_done(self, event: DraftDone) -> None:
+        if self._drafting is None or event.round != self._round:
+            return  # an answer to a round that was given up: dropped, never applied
+        items, self._drafting = self._drafting, None
+        for proposal in event.proposals:
+            item = items.get(proposal.request_id)
+            request = self.requests.get(proposal.request_id)
+            if item is None or request is None or proposal.num_tokens != len(request.tokens):
+                continue
+            request.proposal = self._checked(request, item, proposal)
+        for request_id in items:
+            if (request := self.requests.get(request_id)) is not None and request.proposal is None:
+                request.proposal = TokenTree()
+
+    def _checked(self, request: Request, item: DraftItem, proposal: Proposal) -> TokenTree:
+        """The proposal as a tree within the bounds asked for; an invalid one costs only its own guesses."""
+        tokens, scores = proposal.tokens, proposal.scores or (0.0,) * len(proposal.tokens)
+        valid = (
+            proposal.error is None
+            and all(type(token) is int and 0 <= token < self.config.vocab_size for token in tokens)
+            and all(score <= 0.0 for score in scores)  # false for NaN
+        )
+        try:
+            tree = TokenTree.build(tokens, proposal.parents, scores) if valid else None
+        except (ValueError, TypeError):
+            tree = None
+        if tree is None:
+            request.speculation.num_failed_drafts += 1
+            return TokenTree()
+        return tree.select(item.max_nodes, item.max_depth)
+
+    def _on_step_done(self, event: StepDone, now: float) -> None:
+        if self._shares is None or event.step != self._step:
+            return
+        shares, self._shares = self._shares, None
+        verdicts = {verdict.request_id: verdict for verdict in event.verdicts}
+        for request_id, share in shares.items():
+            share.request.in_flight = False
+            self._commit(share, verdicts.get(request_id), now)
+
+    def _commit(self, share: Share, verdict: Verdict | None, now: float) -> None:
+        request = share.request
+        request.num_computed += share.length
+        request.num_mirrored = request.num_computed
+        request.proposal = None
+        accepted = list(verdict.path) if verdict and not verdict.error else []
+        path = [share.tree_slots[node] for node in accepted]
+        self.pool.release(slot for slot in share.tree_slots if slot not in path)
+        request.slots.extend(path)
+        if request.ended is not None:  # aborted while in flight
+            self._drop(request)
+        elif verdict is None:
+            if request.num_uncomputed == 0:
+                self._end(request, FinishReason.ERROR, "the target gave no verdict")
+        elif verdict.error is not None:
+            self._end(request, FinishReason.ERROR, verdict.error)
+        else:
+            self._accept(request, verdict, len(share.tree), now)
+
+    def _accept(self, request: Request, verdict: Verdict, num_draft: int, now: float) -> None:
+        prefilled = request.num_output == 0
+        kept, reason = self._cut(request, verdict)
+        request.tokens.extend(verdict.tokens[:kept])
+        # KV of an accepted token cut off by a stop is nobody's: its slot leaves with the request.
+        request.num_computed += min(len(verdict.path), kept)
+        if request.first_token_at is None:
+            request.first_token_at = now
+        if not prefilled:
+            request.speculation.count_step(num_draft, min(len(verdict.path), kept), kept)
+        elif request.num_cached_slots < request.num_prompt:
+            self.scheduler.share_prefix(request, min(request.num_prompt, request.num_computed))
+        delta = RequestDelta(request.request_id, verdict.tokens[:kept], verdict.logprobs[:kept], reason)
+        self._emit(delta)
+        if reason is not None:
+            self._end(request, reason, announce=False)
+
+    def _cut(self, request: Request, verdict: Verdict) -> tuple[int, FinishReason | None]:
+        """How many of the verdict's tokens count, and why the request ends there if it does.
+
+        Token by token as without speculation; at one and the same token a stop outranks the length.
+        """
+        params, eos = request.params, self.config.eos_token_ids
+        left = request.tokens_left(self.config.limits.context_length)
+        for count, token in enumerate(verdict.tokens, 1):
+            total = request.num_output + count
+            ends = token in params.stop_token_ids or (token in eos and not params.ignore_eos)
+            if (ends and total > params.min_tokens) or count == verdict.stop_at:
+                return count, FinishReason.STOP
+            if count == left:
+                return count, FinishReason.LENGTH
+        return len(verdict.tokens), None
+
+    def _end(
+        self, request: Request, reason: FinishReason, error: str | None = None, *, announce: bool = True
+    ) -> None:
+        if request.ended is not None:
+            return
+        request.ended, request.error = reason, error
+        if announce:
+            self._emit(RequestDelta(request.request_id, (), (), reason, error))
+        if not request.in_flight:
+            self._drop(request)
+
+    def _drop(self, request: Request) -> None:
+        self.scheduler.leave(request)
+        self.speculation.add(request.speculation)
+        del self.requests[request.request_id]
+        self._released.append(request.request_id)
+
+    def _emit(self, delta: RequestDelta) -> None:
+        self._outputs.append(delta)
+
+    # ------------------------------------------------------------ work
+
+    def _next_work(self) -> list[Work]:
+        work: list[Work] = []
+        if not self.target_busy:
+            self.scheduler.admit()
+        work.extend(self._placement.next_work(self))
+        if self._released:
+            work.insert(0, Release(tuple(self._released)))
+            self._released = []
+        return work
+
+    def plan_drafts(self) -> list[Work]:
+        drafter = self.config.drafter
+        if drafter is None or self.drafter_lost is not None:
+            return []
+        room = self.scheduler.draft_room()
+        items = {}
+        for request in self.scheduler.running:
+            if not request.decoding or request.proposal is not None:
+                continue
+            count = self._draft_length(request, drafter, len(room))
+            count = min(count, room[request.request_id])
+            if count > 0:
+                items[request.request_id] = self._draft_item(request, count, len(request.tokens))
+        if not items:
+            return []
+        self._round += 1
+        self._drafting = items
+        return [GrowDrafts(self._round, tuple(items.values()))]
+
+    def _draft_length(self, request: Request, drafter: DrafterNeeds, batch_size: int) -> int:
+        count = self.config.draft_length.wanted(batch_size)
+        if request.params.num_speculative_tokens is not None:
+            count = request.params.num_speculative_tokens
+        if drafter.context_length is not None:
+            count = min(count, drafter.context_length - len(request.tokens))
+        return count
+
+    def _draft_item(self, request: Request, count: int, upto: int) -> DraftItem:
+        announcement = None
+        start = request.num_drafter_tokens
+        if start == 0:
+            announcement = Announcement(request.num_prompt, request.params)
+        request.num_drafter_tokens = upto
+        return DraftItem(
+            request.request_id, start, tuple(request.tokens[start:upto]), count, count, announcement
+        )
+
+    def plan_target(self) -> list[Work]:
+        shares = self.scheduler.schedule()
+        if not shares:
+            return self._fail_the_stuck()
+        self._step += 1
+        self._shares = {share.request.request_id: share for share in shares}
+        advances = []
+        items = []
+        for share in shares:
+            share.request.in_flight = True
+            if self._wants_advance(share):
+                upto = share.request.num_computed + share.length
+                advances.append(self._draft_item(share.request, 0, upto))
+            items.append(self._target_item(share))
+        work: list[Work] = [RunTarget(self._step, tuple(items))]
+        if advances:
+            work.append(AdvanceDrafts(tuple(advances)))
+        return work
+
+    def _fail_the_stuck(self) -> list[Work]:
+        """A request that runs alone and still finds no slot can never go on: only that one ends."""
+        if self.scheduler.running:
+            request = self.scheduler.running[0]
+            self._end(
+                request,
+                FinishReason.ERROR,
+                f"the KV cache holds {self.config.limits.num_slots} tokens and this request needs more: "
+                "give the cache more slots or lower max_tokens.",
+            )
+            self.scheduler.admit()
+            return self._placement.next_work(self)
+        return []
+
+    def _wants_advance(self, share: Share) -> bool:
+        drafter = self.config.drafter
+        request = share.request
+        if drafter is None or self.drafter_lost is not None or not drafter.ingests_prompts:
+            return False
+        if request.decoding or self._draft_length(request, drafter, 1) <= 0:
+            return False
+        return request.num_computed + share.length > request.num_drafter_tokens
+
+    def _target_item(self, share: Share) -> TargetItem:
+        request = share.request
+        end = request.num_computed + share.length
+        announcement = None
+        if not request.announced:
+            announcement = Announcement(request.num_prompt, request.params, tuple(request.tokens))
+            request.announced = True
+        return TargetItem(
+            request_id=request.request_id,
+            row=request.row,
+            start=request.num_computed,
+            tokens=tuple(request.tokens[request.num_computed : end]),
+            slots_from=request.num_mirrored,
+            slots=tuple(request.slots[request.num_mirrored : end]),
+            sample=end == len(request.tokens),
+            tree_tokens=tuple(share.tree.tokens),
+            tree_parents=tuple(share.tree.parents),
+            tree_slots=tuple(share.tree_slots),
+            announcement=announcement,
+        )
+
+
+__all__ = ["CoreConfig", "EngineCore", "Limits", "Phase"]

@@ -1,0 +1,64 @@
+"""Counters with one meaning everywhere. Acceptance length includes the bonus token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Of one request, or summed over many.
+
+    num_steps: target passes that emitted tokens after the prompt's.  num_drafts: those among them that
+    verified at least one guess.  num_draft_tokens: guesses verified.  num_accepted_tokens: guesses that
+    became output (after truncation by a stop or length limit).  accepted_by_depth[d]: drafts whose
+    accepted path reached depth d + 1.  num_failed_drafts: proposals dropped as invalid.
+    """
+
+    num_steps: int = 0
+    num_emitted_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_failed_drafts: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+
+    def count_step(self, num_draft: int, num_accepted: int, num_emitted: int) -> None:
+        self.num_steps += 1
+        self.num_emitted_tokens += num_emitted
+        if num_draft == 0:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft
+        self.num_accepted_tokens += num_accepted
+        missing = num_accepted - len(self.accepted_by_depth)
+        self.accepted_by_depth.extend([0] * max(missing, 0))
+        for depth in range(num_accepted):
+            self.accepted_by_depth[depth] += 1
+
+    def add(self, other: SpeculationStats) -> None:
+        self.num_steps += other.num_steps
+        self.num_emitted_tokens += other.num_emitted_tokens
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        self.num_failed_drafts += other.num_failed_drafts
+        missing = len(other.accepted_by_depth) - len(self.accepted_by_depth)
+        self.accepted_by_depth.extend([0] * max(missing, 0))
+        for depth, count in enumerate(other.accepted_by_depth):
+            self.accepted_by_depth[depth] += count
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over verified guesses, in [0, 1]; None when nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens per draft verified, bonus token included; None when nothing was drafted."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens per target pass, passes without a draft included; shows what acceptance hides."""
+        return self.num_emitted_tokens / self.num_steps if self.num_steps else None

@@ -1,0 +1,178 @@
+"""What the core is told (events) and what it asks for (work). Ids and numbers only, so that every
+message crosses processes and can be recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.params import SamplingParams
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAborted:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Guesses for one request below the token at `num_tokens - 1`. parents: index of an earlier node of
+    the same proposal, -1 = the root. scores: log-probabilities given the parent. error: why there is none."""
+
+    request_id: str
+    num_tokens: int
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDone:
+    round: int
+    proposals: tuple[Proposal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the raw distribution: the chosen token's, and the best alternatives'."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target says of one item.
+
+    path: accepted nodes, root's child first.  tokens: the accepted tokens and the bonus token.
+    stop_at: number of tokens after which a stop string is complete, found by whoever can read text.
+    error: the item's own failure (logits not finite, every token masked); the request ends with it.
+    """
+
+    request_id: str
+    path: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    stop_at: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """The target pass `step` is over. Items that only prefilled have no verdict."""
+
+    step: int
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterLost:
+    reason: str
+
+
+Event = RequestArrived | RequestAborted | DraftDone | StepDone | DrafterLost
+
+# ---------------------------------------------------------------- work
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What an executor or drafter must know of a request before its first item, again after preemption.
+
+    tokens: all known tokens, for an executor, whose items leave out what the prefix cache holds.
+    """
+
+    num_prompt: int
+    params: SamplingParams
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftItem:
+    """tokens: committed tokens from position `start` on, which the drafter has not seen.
+    max_nodes, max_depth: bounds of the guess; 0 = only take note of the tokens."""
+
+    request_id: str
+    start: int
+    tokens: tuple[int, ...]
+    max_nodes: int
+    max_depth: int
+    announcement: Announcement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrowDrafts:
+    """Answered by one DraftDone with the same round."""
+
+    round: int
+    items: tuple[DraftItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceDrafts:
+    """Keeps the drafter in step with a prompt while the target prefills it. Not answered."""
+
+    items: tuple[DraftItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetItem:
+    """Known tokens at positions `start ..`, and below the last of them (the root) a tree of guesses.
+
+    A prefill chunk is an item without guesses; only where `sample` is set (the chunk reaches the last
+    known token) is there a verdict. slots: of positions `slots_from ..` up to the root, replacing
+    whatever the executor holds there; tree_slots: one per node.
+    """
+
+    request_id: str
+    row: int
+    start: int
+    tokens: tuple[int, ...]
+    slots_from: int
+    slots: tuple[int, ...]
+    sample: bool
+    tree_tokens: tuple[int, ...] = ()
+    tree_parents: tuple[int, ...] = ()
+    tree_slots: tuple[int, ...] = ()
+    announcement: Announcement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunTarget:
+    """One pass of the target over all items. Answered by one StepDone with the same step."""
+
+    step: int
+    items: tuple[TargetItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Requests that executor and drafter may forget. Not answered."""
+
+    request_ids: tuple[str, ...]
+
+
+Work = GrowDrafts | AdvanceDrafts | RunTarget | Release
+
+# ---------------------------------------------------------------- outputs
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDelta:
+    """New output of one request, in order. The last one carries `finish_reason`."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    error: str | None = None
