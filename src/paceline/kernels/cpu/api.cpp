@@ -1,0 +1,44 @@
+// The C interface that bindings.py mirrors.
+#include <exception>
+
+#include "decoder.h"
+
+using paceline::Batch;
+using paceline::Decoder;
+
+extern "C" {
+
+int32_t paceline_abi() { return 1; }
+
+Decoder* paceline_decoder_new(const paceline::Spec* spec, int32_t threads, const int32_t* cores, int32_t num_cores) {
+    try {
+        return new Decoder(*spec, threads, cores, num_cores);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+void paceline_decoder_free(Decoder* decoder) { delete decoder; }
+
+int64_t paceline_weight_bytes(const Decoder* decoder) { return (int64_t)decoder->weight_bytes(); }
+
+void paceline_pack(Decoder* decoder, int32_t layer, int32_t id, const Decoder::Part* parts, int32_t count) {
+    decoder->pack(layer, (paceline::MatrixId)id, parts, count);
+}
+
+void paceline_set_vector(Decoder* decoder, int32_t layer, int32_t id, const float* data, int32_t count) {
+    decoder->set_vector(layer, (paceline::VectorId)id, data, count);
+}
+
+// 0 = done; 1.. = a rule of TokenBatch is broken (bindings.BATCH_RULES); -1 = out of memory.
+int32_t paceline_forward(Decoder* decoder, const Batch* batch, const paceline::KvView* kv, float* logits) {
+    const int broken = decoder->check(*batch, *kv);
+    if (broken) return broken;
+    try {
+        decoder->forward(*batch, *kv, logits);
+    } catch (const std::exception&) {
+        return -1;
+    }
+    return 0;
+}
+}

@@ -1,0 +1,216 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "simd.h"
+#include "tile.h"
+
+namespace paceline {
+
+namespace {
+
+int segment_of(int position) { return position / kSegment; }
+int first_visible(int position, int window) { return window > 0 ? std::max(0, position + 1 - window) : 0; }
+
+// The running softmax of the queries of one unit.
+struct States {
+    float* data;
+    int width, value_width;
+    float* values(int q) const { return data + (size_t)q * width; }
+    float& top(int q) const { return values(q)[value_width]; }
+    float& total(int q) const { return values(q)[value_width + 1]; }
+    void clear(int q) const {
+        std::fill(values(q), values(q) + width, 0.0f);
+        top(q) = -INFINITY;
+    }
+};
+
+void merge(float* into, const float* from, int value_width) {
+    const float a = into[value_width], b = from[value_width];
+    if (b == -INFINITY) return;
+    const float top = a > b ? a : b;
+    const float keep = sexp(a - top), take = sexp(b - top);
+    for (int i = 0; i < value_width; i += 16) store(into + i, fma(load(from + i), splat(take), load(into + i) * keep));
+    into[value_width] = top;
+    into[value_width + 1] = into[value_width + 1] * keep + from[value_width + 1] * take;
+}
+
+template <class Step> class Unit {
+  public:
+    Unit(const Batch& batch, const HeadShape& shape, int window, const Cache& cache, const TokenGroup& group, int head)
+        : batch_(batch), shape_(shape), window_(window), group_(group), tile_(shape.head_dim, shape.kv_heads, head, cache),
+          value_width_((int)round_up(shape.head_dim, 16)), words_(shape.head_dim / Step::per), head_(head) {
+        queries_.resize((size_t)kMaxQueries * words_);
+        scratch_.resize((size_t)kMaxQueries * shape.state_floats());
+        states_ = {scratch_.data(), shape.state_floats(), value_width_};
+    }
+
+    void load_queries(const float* queries, size_t stride) {
+        using Element = typename Step::Element;
+        const int g = shape_.group(), d = shape_.head_dim;
+        for (int t = 0; t < group_.count; t++) {
+            const float* x = queries + (group_.first + t) * stride + (size_t)head_ * g * d;
+            Element* out = reinterpret_cast<Element*>(queries_.data() + (size_t)t * g * words_);
+            for (int i = 0; i < g * d; i++) out[i] = convert<Element>(x[i]);
+        }
+    }
+
+    void run_segment(int segment, int segments, int slot, bool into_running, float* out) {
+        const int g = shape_.group();
+        for (int q = 0; q < group_.count * g; q++) states_.clear(q);
+        const int begin = segment * kSegment, end = std::min(begin + kSegment, group_.end);
+        for (int block = begin; block < end; block += kBlock) run_block(block);
+        for (int t = 0; t < group_.count; t++)
+            for (int h = 0; h < g; h++) {
+                const size_t index = ((size_t)(group_.first + t) * shape_.heads + head_ * g + h) * segments + slot;
+                float* target = out + index * states_.width;
+                const float* source = states_.values(t * g + h);
+                if (into_running) merge(target, source, value_width_);
+                else std::copy(source, source + states_.width, target);
+            }
+    }
+
+  private:
+    void run_block(int block) {
+        if (block + kBlock <= group_.shared_end || group_.shared_end == group_.end) {
+            int first = 0, last = group_.count;
+            while (first < last && visible_end(first, block, nullptr) == 0) first++;
+            while (last > first && visible_end(last - 1, block, nullptr) == 0) last--;
+            if (first == last) return;
+            tile_.template load_block<Step>(batch_, group_.first + last - 1, block);
+            run_tokens(block, first, last);
+            return;
+        }
+        for (int t = 0; t < group_.count; t++) {
+            if (visible_end(t, block, nullptr) == 0) continue;
+            tile_.template load_block<Step>(batch_, group_.first + t, block);
+            run_tokens(block, t, t + 1);
+        }
+    }
+
+    // Positions of the block a token sees: [*begin, returned end), as offsets; 0 if none.
+    int visible_end(int t, int block, int* begin) const {
+        const int position = batch_.positions[group_.first + t];
+        const int low = std::max(0, first_visible(position, window_) - block);
+        const int high = std::min(kBlock, position + 1 - block);
+        if (begin) *begin = low;
+        return high > low ? high : 0;
+    }
+
+    void run_tokens(int block, int first, int last) {
+        const int g = shape_.group();
+        int q0 = first * g, q1 = last * g;
+        score_block<Step>(tile_, queries_.data() + (size_t)q0 * words_, words_, q1 - q0, scores_);
+        for (int q = q0; q < q1; q++) {
+            int low = 0;
+            const int high = visible_end(q / g, block, &low);
+            softmax(q, scores_ + (q - q0) * kBlock, low, high, q - q0);
+        }
+        weigh_block<Step>(tile_, weights_, keep_, q1 - q0, states_.values(q0), states_.width);
+    }
+
+    void softmax(int q, const float* scores, int low, int high, int row) {
+        typename Step::Element* out = weights_ + row * kBlock;
+        keep_[row] = 1.0f;
+        if (high == 0) {
+            std::memset(out, 0, kBlock * sizeof(*out));
+            return;
+        }
+        v16f s[kBlock / 16], top = splat(-INFINITY);
+        for (int i = 0; i < kBlock / 16; i++) {
+            const v16i at = lanes() + 16 * i;
+            s[i] = select((at >= low) & (at < high), load(scores + 16 * i) * shape_.scale, splat(-INFINITY));
+            top = vmax(top, s[i]);
+        }
+        const float before = states_.top(q), now = std::max(before, max_lane(top));
+        v16f total = {};
+        for (int i = 0; i < kBlock / 16; i++) total += store_weights(vexp(s[i] - now), out + 16 * i);
+        keep_[row] = before == now ? 1.0f : sexp(before - now);
+        states_.top(q) = now;
+        states_.total(q) = states_.total(q) * keep_[row] + sum(total);
+    }
+
+    const Batch& batch_;
+    const HeadShape& shape_;
+    const int window_;
+    const TokenGroup& group_;
+    BlockTile tile_;
+    const int value_width_, words_, head_;
+    std::vector<uint32_t> queries_;
+    std::vector<float> scratch_;
+    States states_;
+    alignas(64) float scores_[kMaxQueries * kBlock];
+    alignas(64) typename Step::Element weights_[kMaxQueries * kBlock];
+    float keep_[kMaxQueries];
+};
+
+template <class Step>
+void attend_as(const Batch& batch, const AttentionPlan& plan, const HeadShape& shape, int window, const Cache& cache,
+               const float* queries, size_t q_stride, int unit, float* states) {
+    const int per_group = shape.kv_heads * (plan.split ? plan.segments : 1);
+    const TokenGroup& group = plan.groups[plan.groups.size() - 1 - unit / per_group];
+    const int head = unit % per_group % shape.kv_heads;
+    const int from = segment_of(first_visible(batch.positions[group.first], window));
+    const int to = segment_of(group.end - 1);
+    Unit<Step> work(batch, shape, window, cache, group, head);
+    work.load_queries(queries, q_stride);
+    if (plan.split) {
+        const int segment = unit % per_group / shape.kv_heads;
+        if (segment <= to) work.run_segment(segment, plan.segments, segment, false, states);
+        return;
+    }
+    for (int segment = from; segment <= to; segment++) work.run_segment(segment, 1, 0, segment > from, states);
+}
+
+}  // namespace
+
+AttentionPlan plan_attention(const Batch& batch, const HeadShape& shape, int threads) {
+    AttentionPlan plan;
+    const int fit = std::max(1, kMaxQueries / shape.group());
+    const int wanted = std::max(2, batch.tokens_count * shape.kv_heads / (4 * threads));
+    const int limit = std::min(fit, wanted);
+    int longest = 0;
+    for (int t = 0; t < batch.tokens_count; t++) {
+        const bool chunk = batch.path_len[t] == 0;
+        const int end = batch.positions[t] + 1;
+        longest = std::max(longest, end);
+        const int shared = chunk ? end : batch.prefix_len[t] / kBlock * kBlock;
+        TokenGroup* last = plan.groups.empty() ? nullptr : &plan.groups.back();
+        const bool joins = last && last->count < limit && batch.rows[last->first] == batch.rows[t] &&
+                           (batch.path_len[last->first] == 0) == chunk &&
+                           (!chunk || batch.positions[t] > batch.positions[t - 1]);
+        if (!joins) {
+            plan.groups.push_back({t, 1, shared, end});
+            continue;
+        }
+        last->count++;
+        last->end = std::max(last->end, end);
+        last->shared_end = chunk ? last->end : std::min(last->shared_end, shared);
+    }
+    const int segments = segment_of(longest - 1) + 1;
+    plan.split = segments > 1 && batch.tokens_count <= 32;
+    plan.segments = plan.split ? segments : 1;
+    return plan;
+}
+
+void attend(DType kv, const Batch& batch, const AttentionPlan& plan, const HeadShape& shape, int window, const Cache& cache,
+            const float* queries, size_t q_stride, int unit, float* states) {
+    if (kv == DType::f32) attend_as<F32Step>(batch, plan, shape, window, cache, queries, q_stride, unit, states);
+    else attend_as<Bf16Step>(batch, plan, shape, window, cache, queries, q_stride, unit, states);
+}
+
+void finish_attention(const HeadShape& shape, int segments, int last_segment, const float* states, float* out) {
+    const int width = (int)round_up(shape.head_dim, 16), floats = shape.state_floats();
+    alignas(64) float merged[1024];
+    for (int h = 0; h < shape.heads; h++) {
+        std::fill(merged, merged + floats, 0.0f);
+        merged[width] = -INFINITY;
+        const float* state = states + (size_t)h * segments * floats;
+        for (int s = 0; s <= last_segment; s++) merge(merged, state + (size_t)s * floats, width);
+        const float inverse = 1.0f / merged[width + 1];
+        for (int i = 0; i < shape.head_dim; i++) out[h * shape.head_dim + i] = merged[i] * inverse;
+    }
+}
+
+}  // namespace paceline

@@ -1,0 +1,153 @@
+"""The C interface of the kernels, as ctypes structures and typed calls."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.kernels.cpu.build import load_library
+
+if TYPE_CHECKING:
+    from paceline.kernels.batch import TokenBatch
+    from paceline.kernels.kv_cache import KVCache
+
+NativeDType = Literal["float32", "bfloat16", "int8"]
+
+DTYPE_CODES: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
+MATRIX_IDS = {"qkv": 0, "o": 1, "gate_up": 2, "down": 3, "embed": 4, "head": 5}
+_VECTORS = "attn_norm mlp_norm q_norm k_norm post_attn_norm post_mlp_norm qkv_bias o_bias gate_bias up_bias"
+VECTOR_IDS = {name: i for i, name in enumerate([*_VECTORS.split(), "down_bias", "final_norm"])}
+BATCH_RULES = {
+    1: "a token id is outside the vocabulary",
+    2: "a slot is outside the cache",
+    3: "a row is outside the tables",
+    4: "prefix_len is outside the table's width",
+    5: "a path lies outside path_slots",
+    6: "prefix_len + path_len is not position + 1",
+    7: "a visible slot is outside the cache",
+    8: "logit_rows names a token that is not in the batch",
+}
+
+
+class SpecStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ["vocab", "hidden", "intermediate", "heads", "kv_heads", "head_dim"]),
+        *((name, c_int32) for name in ["layers", "ropes", "gelu", "qk_norm", "post_norms", "tied", "dtype"]),
+        *((name, c_float) for name in ["norm_eps", "attn_scale", "embed_scale"]),
+        *((name, c_void_p) for name in ["windows", "layer_ropes", "inv_freq", "rope_scale"]),
+    ]
+
+
+class _BatchStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ["tokens_count", "logits_count", "paths_count", "rows_count"]),
+        ("table_width", c_int32),
+        ("table_stride", c_int64),
+        *((name, c_void_p) for name in ["tokens", "positions", "slots", "rows", "prefix_len", "path_start"]),
+        *((name, c_void_p) for name in ["path_len", "path_slots", "tables", "logit_rows"]),
+    ]
+
+
+class _KvStruct(ctypes.Structure):
+    _fields_ = [("keys", c_void_p), ("values", c_void_p), ("layer_bytes", c_int64), ("slots", c_int32)]
+
+
+class _PartStruct(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("dtype", c_int32), ("rows", c_int32)]
+
+
+class DecoderHandle:
+    """Owns one packed decoder and its thread team; freed with the object."""
+
+    def __init__(self, spec: SpecStruct, threads: int, cores: Sequence[int] | None) -> None:
+        self._lib = load_library()
+        _declare(self._lib)
+        pinned = (c_int32 * len(cores or ()))(*(cores or ()))
+        self._pointer: int | None = self._lib.paceline_decoder_new(
+            ctypes.byref(spec), threads, pinned, len(pinned)
+        )
+        if not self._pointer:
+            raise MemoryError("not enough memory for the decoder's packed weights")
+
+    def __del__(self) -> None:
+        if getattr(self, "_pointer", None):
+            self._lib.paceline_decoder_free(self._pointer)
+            self._pointer = None
+
+    @property
+    def weight_bytes(self) -> int:
+        return int(self._lib.paceline_weight_bytes(self._pointer))
+
+    def pack(self, layer: int, matrix: str, parts: Sequence[Tensor]) -> None:
+        """Packs `[out, in]` tensors, stacked in the given order, as one matrix. Nothing is held on to."""
+        same = {part.dtype for part in parts} == {torch.bfloat16}
+        dtype = torch.bfloat16 if same else torch.float32
+        ready = [part.detach().to("cpu", dtype).contiguous() for part in parts]
+        structs = (_PartStruct * len(ready))(
+            *(_PartStruct(t.data_ptr(), int(same), t.shape[0]) for t in ready)
+        )
+        self._lib.paceline_pack(self._pointer, layer, MATRIX_IDS[matrix], structs, len(ready))
+
+    def set_vector(self, layer: int, name: str, value: Tensor) -> None:
+        ready = value.detach().to("cpu", torch.float32).contiguous()
+        self._lib.paceline_set_vector(self._pointer, layer, VECTOR_IDS[name], ready.data_ptr(), ready.numel())
+
+    def forward(self, batch: TokenBatch, kv: KVCache, logits: Tensor) -> None:
+        """Runs one pass without the interpreter lock. Raises ValueError naming a broken rule of the batch."""
+        keys = kv.keys
+        cache = _KvStruct(
+            keys.data_ptr(), kv.values.data_ptr(), keys.stride(0) * keys.element_size(), keys.shape[1]
+        )
+        code = self._lib.paceline_forward(
+            self._pointer, ctypes.byref(_batch_struct(batch)), ctypes.byref(cache), logits.data_ptr()
+        )
+        if code < 0:
+            raise MemoryError("not enough memory for the buffers of this pass")
+        if code:
+            raise ValueError(f"malformed batch: {BATCH_RULES[code]}")
+
+
+def _batch_struct(batch: TokenBatch) -> _BatchStruct:
+    tables = batch.tables
+    if tables.shape[1] and tables.strides[1] != tables.itemsize:
+        raise ValueError("malformed batch: a row of tables is not contiguous")
+    return _BatchStruct(
+        len(batch.tokens),
+        len(batch.logit_rows),
+        len(batch.path_slots),
+        tables.shape[0],
+        tables.shape[1],
+        tables.strides[0] // tables.itemsize,
+        *map(_address, (batch.tokens, batch.positions, batch.slots, batch.rows, batch.prefix_len)),
+        *map(_address, (batch.path_start, batch.path_len, batch.path_slots)),
+        tables.ctypes.data,
+        _address(batch.logit_rows),
+    )
+
+
+def _address(array: NDArray[np.int32]) -> int:
+    if array.dtype != np.int32 or not array.flags.c_contiguous:
+        raise ValueError("malformed batch: arrays must be contiguous int32")
+    return array.ctypes.data
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    lib.paceline_decoder_new.restype = c_void_p
+    lib.paceline_decoder_new.argtypes = [POINTER(SpecStruct), c_int32, POINTER(c_int32), c_int32]
+    lib.paceline_decoder_free.restype = None
+    lib.paceline_decoder_free.argtypes = [c_void_p]
+    lib.paceline_weight_bytes.restype = c_int64
+    lib.paceline_weight_bytes.argtypes = [c_void_p]
+    lib.paceline_pack.restype = None
+    lib.paceline_pack.argtypes = [c_void_p, c_int32, c_int32, POINTER(_PartStruct), c_int32]
+    lib.paceline_set_vector.restype = None
+    lib.paceline_set_vector.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int32]
+    lib.paceline_forward.restype = c_int32
+    lib.paceline_forward.argtypes = [c_void_p, POINTER(_BatchStruct), POINTER(_KvStruct), c_void_p]

@@ -1,0 +1,93 @@
+// A packed decoder and its forward pass.
+#pragma once
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "matrix.h"
+#include "team.h"
+
+namespace paceline {
+
+struct Spec {
+    int32_t vocab, hidden, intermediate, heads, kv_heads, head_dim, layers, ropes;
+    int32_t gelu, qk_norm, post_norms, tied;
+    DType dtype;
+    float norm_eps, attn_scale, embed_scale;
+    const int32_t *windows, *layer_ropes;      // [layers]
+    const float *inv_freq, *rope_scale;        // [ropes, head_dim / 2], [ropes]
+};
+
+enum class MatrixId : int32_t { qkv, o, gate_up, down, embed, head };
+enum class VectorId : int32_t {
+    attn_norm, mlp_norm, q_norm, k_norm, post_attn_norm, post_mlp_norm,
+    qkv_bias, o_bias, gate_bias, up_bias, down_bias, final_norm, count
+};
+
+struct Layer {
+    Matrix qkv, o, gate_up, down;
+    int window, rope;
+};
+
+// One allocation for all packed weights, in the order a pass reads them; huge pages where the system has them.
+class Arena {
+  public:
+    explicit Arena(size_t bytes);
+    ~Arena();
+    Arena(const Arena&) = delete;
+    uint8_t* take(size_t bytes);
+
+  private:
+    uint8_t* base_;
+    size_t bytes_, used_ = 0;
+};
+
+struct KvView {
+    uint8_t *keys, *values;
+    int64_t layer_bytes;
+    int32_t slots;
+};
+
+class Decoder {
+  public:
+    Decoder(const Spec& spec, int threads, const int* cores, int num_cores);
+
+    // Sources of qkv and gate_up are concatenated by the caller's order: q, k, v and gate, up.
+    struct Part {
+        const uint8_t* data;
+        int32_t dtype, rows;
+    };
+    void pack(int layer, MatrixId id, const Part* parts, int count);
+    void set_vector(int layer, VectorId id, const float* data, int count);
+
+    // 0, or the number of the first broken rule (see api.cpp).
+    int check(const Batch& batch, const KvView& kv) const;
+    void forward(const Batch& batch, const KvView& kv, float* logits);
+
+    size_t weight_bytes() const { return weight_bytes_; }
+    Team& team() { return team_; }
+
+  private:
+    friend class Pass;
+    Matrix& matrix(int layer, MatrixId id);
+    const float* vector(int layer, VectorId id) const;
+    DType kv_dtype() const { return spec_.dtype == DType::f32 ? DType::f32 : DType::bf16; }
+
+    Spec spec_;
+    HeadShape shape_;
+    std::vector<Layer> layers_;
+    std::vector<std::vector<float>> ropes_;
+    std::vector<float> rope_scale_;
+    std::vector<std::vector<float>> vectors_;  // [layer, VectorId]; final_norm is kept with layer 0
+    Matrix embed_, head_;
+    size_t weight_bytes_ = 0;
+    std::unique_ptr<Arena> arena_;
+    Team team_;
+
+    // Reused between passes. Each has one row stride for life, so that padding stays zero.
+    std::vector<float> residual_, normed_, qkv_, attended_, gated_, branch_, states_, angles_;
+    std::vector<uint8_t> acts_;
+};
+
+}  // namespace paceline

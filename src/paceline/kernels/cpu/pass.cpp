@@ -1,0 +1,204 @@
+// The forward pass: one parallel region, a barrier after every stage.
+#include <algorithm>
+#include <cmath>
+
+#include "decoder.h"
+#include "rows.h"
+
+namespace paceline {
+
+class Pass {
+  public:
+    Pass(Decoder& decoder, const Batch& batch, const KvView& kv, float* logits)
+        : d_(decoder), s_(decoder.spec_), b_(batch), kv_(kv), logits_(logits), team_(decoder.team_),
+          plan_(plan_attention(batch, decoder.shape_, decoder.team_.size())) {
+        hidden_ = round_up(s_.hidden, 64);
+        qkv_ = round_up((s_.heads + 2 * s_.kv_heads) * s_.head_dim, 64);
+        attn_ = round_up(s_.heads * s_.head_dim, 64);
+        gated_ = round_up(s_.intermediate, 64);
+        angles_ = (size_t)s_.ropes * s_.head_dim;
+        reserve();
+    }
+
+    void run() {
+        const int tokens = b_.tokens_count, last = s_.layers - 1;
+        team_.each(tokens, 1, [&](int t) { embed(t); });
+        for (int i = 0; i <= last; i++) {
+            const bool final = i == last;
+            const int rows = final ? b_.logits_count : tokens;
+            const Layer& layer = d_.layers_[i];
+            linear(layer.qkv, tokens, d_.vector(i, VectorId::qkv_bias), d_.qkv_.data(), qkv_, (int)qkv_);
+            team_.each(tokens, 1, [&](int t) { rotate_and_store(i, t); });
+            if (rows == 0) return;
+            attention(i);
+            team_.each(rows, 1, [&](int r) { gather_attention(r, final ? b_.logit_rows[r] : r); });
+            linear(layer.o, rows, d_.vector(i, VectorId::o_bias), d_.branch_.data(), hidden_, (int)hidden_);
+            team_.each(rows, 1, [&](int r) {
+                join(i, VectorId::post_attn_norm, r, final ? b_.logit_rows[r] : r, d_.vector(i, VectorId::mlp_norm));
+            });
+            gated(i, rows);
+            team_.each(rows, 1, [&](int r) { prepare(d_.gated_.data() + r * gated_, s_.intermediate, r); });
+            linear(layer.down, rows, d_.vector(i, VectorId::down_bias), d_.branch_.data(), hidden_, (int)hidden_);
+            const float* next = final ? d_.vector(0, VectorId::final_norm) : d_.vector(i + 1, VectorId::attn_norm);
+            team_.each(rows, 1, [&](int r) { join(i, VectorId::post_mlp_norm, r, final ? b_.logit_rows[r] : r, next); });
+        }
+        linear(d_.head_, b_.logits_count, nullptr, logits_, s_.vocab, s_.vocab);
+    }
+
+  private:
+    template <class T> static void grow(std::vector<T>& v, size_t count) {
+        if (v.size() < count) v.resize(count);
+    }
+
+    void reserve() {
+        const size_t t = b_.tokens_count;
+        size_t act = 0;
+        for (int k : {s_.hidden, s_.heads * s_.head_dim, s_.intermediate}) act = std::max(act, act_row_bytes(s_.dtype, k));
+        grow(d_.residual_, t * hidden_);
+        grow(d_.normed_, t * hidden_);
+        grow(d_.qkv_, t * qkv_);
+        grow(d_.attended_, t * attn_);
+        grow(d_.gated_, t * gated_);
+        grow(d_.branch_, t * hidden_);
+        grow(d_.states_, t * s_.heads * plan_.segments * d_.shape_.state_floats());
+        grow(d_.angles_, t * angles_);
+        grow(d_.acts_, t * act);
+    }
+
+    void prepare(const float* x, int k, int row) {
+        prepare_row(s_.dtype, x, k, d_.acts_.data() + row * act_row_bytes(s_.dtype, k));
+    }
+
+    void embed(int t) {
+        float* x = d_.residual_.data() + t * hidden_;
+        unpack_row(d_.embed_, b_.tokens[t], x);
+        for (size_t i = 0; i < hidden_; i++) x[i] *= s_.embed_scale;
+        normalise(t, t, d_.vector(0, VectorId::attn_norm));
+        const int half = s_.head_dim / 2;
+        for (int r = 0; r < s_.ropes; r++) {
+            float* cos = d_.angles_.data() + t * angles_ + (size_t)r * s_.head_dim;
+            for (int i = 0; i < half; i++) {
+                const double angle = d_.ropes_[r][i] * (float)b_.positions[t];
+                cos[i] = (float)std::cos(angle) * d_.rope_scale_[r];
+                cos[half + i] = (float)std::sin(angle) * d_.rope_scale_[r];
+            }
+        }
+    }
+
+    // acts row = norm of residual row
+    void normalise(int row, int token, const float* weight) {
+        float* out = d_.normed_.data() + row * hidden_;
+        rms_norm(d_.residual_.data() + token * hidden_, weight, (int)hidden_, s_.hidden, s_.norm_eps, out);
+        prepare(out, s_.hidden, row);
+    }
+
+    void join(int layer, VectorId post, int row, int token, const float* next) {
+        float* branch = d_.branch_.data() + row * hidden_;
+        const float* weight = d_.vector(layer, post);
+        if (weight) rms_norm(branch, weight, (int)hidden_, s_.hidden, s_.norm_eps, branch);
+        add(d_.residual_.data() + token * hidden_, branch, (int)hidden_);
+        normalise(row, token, next);
+    }
+
+    // out[row, :columns] = acts row . m + bias
+    void linear(const Matrix& m, int rows, const float* bias, float* out, size_t stride, int columns) {
+        team_.each(m.panels(), 1, [&](int p) {
+            panel_product(m, p, d_.acts_.data(), rows, [&](int row, int count, float* tile) {
+                const int width = std::min(kPanel, columns - p * kPanel);
+                for (int r = 0; r < count; r++) {
+                    float* x = tile + r * kPanel;
+                    if (bias) add(x, bias + p * kPanel, kPanel);
+                    float* to = out + (row + r) * stride + p * kPanel;
+                    if (width == kPanel) std::memcpy(to, x, kPanel * sizeof(float));
+                    else std::memcpy(to, x, width * sizeof(float));
+                }
+            });
+        });
+    }
+
+    void gated(int layer, int rows) {
+        const Matrix& m = d_.layers_[layer].gate_up;
+        const float* gate_bias = d_.vector(layer, VectorId::gate_bias);
+        const float* up_bias = d_.vector(layer, VectorId::up_bias);
+        team_.each(m.panels(), 1, [&](int p) {
+            panel_product(m, p, d_.acts_.data(), rows, [&](int row, int count, float* tile) {
+                for (int r = 0; r < count; r++) {
+                    v16f gate = load(tile + r * kPanel), up = load(tile + r * kPanel + 16);
+                    if (gate_bias) gate += load(gate_bias + p * 16);
+                    if (up_bias) up += load(up_bias + p * 16);
+                    store(d_.gated_.data() + (row + r) * gated_ + p * 16, (s_.gelu ? gelu_tanh(gate) : silu(gate)) * up);
+                }
+            });
+        });
+    }
+
+    uint8_t* cache_row(uint8_t* base, int layer, int slot) const {
+        const size_t element = d_.kv_dtype() == DType::f32 ? 4 : 2;
+        return base + layer * kv_.layer_bytes + (size_t)slot * s_.kv_heads * s_.head_dim * element;
+    }
+
+    void rotate_and_store(int layer, int t) {
+        float* q = d_.qkv_.data() + t * qkv_;
+        const int dim = s_.head_dim, half = dim / 2, kv_width = s_.kv_heads * dim;
+        const float* cos = d_.angles_.data() + t * angles_ + (size_t)d_.layers_[layer].rope * dim;
+        for (int h = 0; h < s_.heads + s_.kv_heads; h++) {
+            if (s_.qk_norm) normalise_head(q + h * dim, d_.vector(layer, h < s_.heads ? VectorId::q_norm : VectorId::k_norm));
+            rotate(q + h * dim, cos, cos + half, half);
+        }
+        const float* k = q + (size_t)s_.heads * dim;
+        store_cache(k, kv_width, cache_row(kv_.keys, layer, b_.slots[t]));
+        store_cache(k + kv_width, kv_width, cache_row(kv_.values, layer, b_.slots[t]));
+    }
+
+    void normalise_head(float* x, const float* weight) const {
+        alignas(64) float padded[1024] = {};
+        const int dim = s_.head_dim;
+        std::memcpy(padded, x, dim * sizeof(float));
+        rms_norm(padded, weight, (int)round_up(dim, 16), dim, s_.norm_eps, padded);
+        std::memcpy(x, padded, dim * sizeof(float));
+    }
+
+    void store_cache(const float* x, int count, uint8_t* out) const {
+        if (d_.kv_dtype() == DType::f32) {
+            std::memcpy(out, x, count * sizeof(float));
+            return;
+        }
+        int i = 0;
+        for (; i + 16 <= count; i += 16) store_as(out + i * 2, to_bf16(load(x + i)));
+        for (; i < count; i++) store_as(out + i * 2, to_bf16(x[i]));
+    }
+
+    void attention(int layer) {
+        const Cache cache{cache_row(kv_.keys, layer, 0), cache_row(kv_.values, layer, 0)};
+        team_.each(plan_.units(d_.shape_), 1, [&](int unit) {
+            attend(d_.kv_dtype(), b_, plan_, d_.shape_, d_.layers_[layer].window, cache, d_.qkv_.data(), qkv_, unit,
+                   d_.states_.data());
+        });
+    }
+
+    void gather_attention(int row, int token) {
+        const size_t per_token = (size_t)s_.heads * plan_.segments * d_.shape_.state_floats();
+        float* out = d_.attended_.data() + row * attn_;
+        const int last = plan_.split ? b_.positions[token] / kSegment : 0;
+        finish_attention(d_.shape_, plan_.segments, last, d_.states_.data() + token * per_token, out);
+        prepare(out, s_.heads * s_.head_dim, row);
+    }
+
+    Decoder& d_;
+    const Spec& s_;
+    const Batch& b_;
+    const KvView& kv_;
+    float* const logits_;
+    Team& team_;
+    const AttentionPlan plan_;
+    size_t hidden_, qkv_, attn_, gated_, angles_;
+};
+
+void Decoder::forward(const Batch& batch, const KvView& kv, float* logits) {
+    if (batch.tokens_count == 0) return;
+    Pass pass(*this, batch, kv, logits);
+    const std::function<void()> job = [&] { pass.run(); };
+    team_.run(job);
+}
+
+}  // namespace paceline

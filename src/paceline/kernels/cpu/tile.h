@@ -1,0 +1,208 @@
+// One block of cached keys and values of one head, rearranged so that lanes are positions for the scores and
+// channels for the weighted sum.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "attention.h"
+#include "simd.h"
+
+namespace paceline {
+
+template <class Element> inline Element convert(float x);
+template <> inline float convert<float>(float x) { return x; }
+template <> inline uint16_t convert<uint16_t>(float x) { return to_bf16(x); }
+
+// Stores softmax weights as the products will read them and returns the values stored.
+inline v16f store_weights(v16f p, float* out) {
+    store(out, p);
+    return p;
+}
+inline v16f store_weights(v16f p, uint16_t* out) {
+    const v16h h = to_bf16(p);
+    store_as(out, h);
+    return from_bf16(h);
+}
+
+// In-register transpose of 16 x 16 dwords.
+inline void transpose(v16u* r) {
+    v16u t[16];
+    const v16i low32 = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
+    const v16i high32 = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
+    const v16i low64 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
+    const v16i high64 = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
+    const v16i even = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
+    const v16i odd = {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31};
+    const v16i low256 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const v16i high256 = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = __builtin_shuffle(r[i], r[i + 1], low32);
+        t[i + 1] = __builtin_shuffle(r[i], r[i + 1], high32);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            r[i + 2 * j] = __builtin_shuffle(t[i + j], t[i + j + 2], low64);
+            r[i + 2 * j + 1] = __builtin_shuffle(t[i + j], t[i + j + 2], high64);
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; j++) {
+            t[i + j] = __builtin_shuffle(r[i + j], r[i + j + 4], even);
+            t[i + j + 4] = __builtin_shuffle(r[i + j], r[i + j + 4], odd);
+        }
+    for (int j = 0; j < 8; j++) {
+        r[j] = __builtin_shuffle(t[j], t[j + 8], low256);
+        r[j + 8] = __builtin_shuffle(t[j], t[j + 8], high256);
+    }
+}
+
+class BlockTile {
+  public:
+    BlockTile(int head_dim, int kv_heads, int head, const Cache& cache)
+        : head_dim_(head_dim), value_width_((int)round_up(head_dim, 16)), kv_heads_(kv_heads), head_(head), cache_(cache),
+          keys_(round_up(head_dim, 16) * kBlock), values_((size_t)value_width_ * kBlock) {}
+
+    // Positions past the token's own repeat its last slot; their weight is zero.
+    template <class Step> void load_block(const Batch& batch, int token, int block) {
+        using Element = typename Step::Element;
+        const int last = batch.positions[token];
+        const Element *k[kBlock], *v[kBlock];
+        for (int i = 0; i < kBlock; i++) {
+            const size_t slot = batch.slot_of(token, std::min(block + i, last));
+            const size_t at = (slot * kv_heads_ + head_) * head_dim_ * sizeof(Element);
+            k[i] = reinterpret_cast<const Element*>(cache_.keys + at);
+            v[i] = reinterpret_cast<const Element*>(cache_.values + at);
+        }
+        for (int i = 0; i < kBlock; i += 16) load_keys<Step>(k + i, keys_.data() + i);
+        load_values(v);
+    }
+
+    const uint32_t* keys() const { return keys_.data(); }      // [head_dim / per][kBlock]
+    const uint32_t* values() const { return values_.data(); }  // [kBlock / per][value_width]
+    int value_width() const { return value_width_; }
+
+  private:
+    template <class Step> void load_keys(const typename Step::Element* const* rows, uint32_t* out) {
+        const int words = head_dim_ / Step::per;
+        for (int first = 0; first < words; first += 16) {
+            const int count = std::min(16, words - first);
+            v16u r[16] = {};
+            for (int i = 0; i < 16; i++) {
+                const auto* from = rows[i] + first * Step::per;
+                if (count == 16) r[i] = load_as<v16u>(from);
+                else std::memcpy(&r[i], from, count * 4);
+            }
+            transpose(r);
+            for (int i = 0; i < count; i++) store_as(out + (size_t)(first + i) * kBlock, r[i]);
+        }
+    }
+
+    void load_values(const float* const* rows) {
+        for (int j = 0; j < kBlock; j++) std::memcpy(&values_[(size_t)j * value_width_], rows[j], head_dim_ * sizeof(float));
+    }
+
+    void load_values(const uint16_t* const* rows) {
+        for (int j = 0; j < kBlock; j += 2) {
+            uint32_t* out = &values_[(size_t)j / 2 * value_width_];
+            for (int d = 0; d < head_dim_; d += 16) {
+                v16h a = {}, b = {};
+                const int count = std::min(16, head_dim_ - d);
+                if (count == 16) {
+                    a = load_as<v16h>(rows[j] + d);
+                    b = load_as<v16h>(rows[j + 1] + d);
+                } else {
+                    std::memcpy(&a, rows[j] + d, count * 2);
+                    std::memcpy(&b, rows[j + 1] + d, count * 2);
+                }
+                store_as(out + d, __builtin_convertvector(a, v16u) | __builtin_convertvector(b, v16u) << 16);
+            }
+        }
+    }
+
+    const int head_dim_, value_width_, kv_heads_, head_;
+    const Cache cache_;
+    std::vector<uint32_t> keys_, values_;
+};
+
+template <class Step, int Rows>
+void score_rows(const uint32_t* keys, const uint32_t* queries, int words, float* scores) {
+    v16f acc[Rows][2] = {};
+    for (int w = 0; w < words; w++) {
+        const v16u k0 = load_as<v16u>(keys + (size_t)w * kBlock), k1 = load_as<v16u>(keys + (size_t)w * kBlock + 16);
+#pragma GCC unroll 6
+        for (int r = 0; r < Rows; r++) {
+            acc[r][0] = Step::step(acc[r][0], k0, queries[(size_t)r * words + w]);
+            acc[r][1] = Step::step(acc[r][1], k1, queries[(size_t)r * words + w]);
+        }
+    }
+    for (int r = 0; r < Rows; r++) {
+        store(scores + r * kBlock, acc[r][0]);
+        store(scores + r * kBlock + 16, acc[r][1]);
+    }
+}
+
+// scores: [count, kBlock]
+template <class Step>
+void score_block(const BlockTile& tile, const uint32_t* queries, int words, int count, float* scores) {
+    for (int q = 0; q < count;) {
+        const uint32_t* x = queries + (size_t)q * words;
+        float* out = scores + q * kBlock;
+        const int rows = std::min(6, count - q);
+        switch (rows) {
+            case 1: score_rows<Step, 1>(tile.keys(), x, words, out); break;
+            case 2: score_rows<Step, 2>(tile.keys(), x, words, out); break;
+            case 3: score_rows<Step, 3>(tile.keys(), x, words, out); break;
+            case 4: score_rows<Step, 4>(tile.keys(), x, words, out); break;
+            case 5: score_rows<Step, 5>(tile.keys(), x, words, out); break;
+            default: score_rows<Step, 6>(tile.keys(), x, words, out);
+        }
+        q += rows;
+    }
+}
+
+template <class Step, int Rows, int Wide>
+void weigh_rows(const uint32_t* values, int value_width, const typename Step::Element* weights, const float* keep, float* out,
+                int stride) {
+    v16f acc[Rows][Wide];
+    for (int r = 0; r < Rows; r++)
+        for (int c = 0; c < Wide; c++) acc[r][c] = load(out + r * stride + 16 * c) * keep[r];
+    for (int j = 0; j < kBlock / Step::per; j++) {
+        v16u v[Wide];
+        for (int c = 0; c < Wide; c++) v[c] = load_as<v16u>(values + (size_t)j * value_width + 16 * c);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; r++) {
+            const uint32_t p = dword(weights + r * kBlock + j * Step::per);
+#pragma GCC unroll 4
+            for (int c = 0; c < Wide; c++) acc[r][c] = Step::step(acc[r][c], v[c], p);
+        }
+    }
+    for (int r = 0; r < Rows; r++)
+        for (int c = 0; c < Wide; c++) store(out + r * stride + 16 * c, acc[r][c]);
+}
+
+template <class Step, int Rows>
+void weigh_wide(const BlockTile& tile, const typename Step::Element* weights, const float* keep, float* out, int stride) {
+    const int width = tile.value_width();
+    int c = 0;
+    for (; c + 64 <= width; c += 64) weigh_rows<Step, Rows, 4>(tile.values() + c, width, weights, keep, out + c, stride);
+    for (; c < width; c += 16) weigh_rows<Step, Rows, 1>(tile.values() + c, width, weights, keep, out + c, stride);
+}
+
+// out[q] = out[q] * keep[q] + weights[q] . values, rows of out `stride` floats apart.
+template <class Step>
+void weigh_block(const BlockTile& tile, const typename Step::Element* weights, const float* keep, int count, float* out,
+                 int stride) {
+    for (int q = 0; q < count;) {
+        const auto* p = weights + q * kBlock;
+        float* o = out + (size_t)q * stride;
+        const int rows = std::min(4, count - q);
+        switch (rows) {
+            case 1: weigh_wide<Step, 1>(tile, p, keep + q, o, stride); break;
+            case 2: weigh_wide<Step, 2>(tile, p, keep + q, o, stride); break;
+            case 3: weigh_wide<Step, 3>(tile, p, keep + q, o, stride); break;
+            default: weigh_wide<Step, 4>(tile, p, keep + q, o, stride);
+        }
+        q += rows;
+    }
+}
+
+}  // namespace paceline

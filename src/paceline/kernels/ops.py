@@ -1,0 +1,85 @@
+"""The public tensor functions. Each dispatches on the device of its tensors: an implementation registered for
+that device if there is one, else the plain-torch specification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from paceline.kernels import reference
+from paceline.kernels.reference import SlotPlan
+
+if TYPE_CHECKING:
+    from paceline.kernels.batch import TokenBatch
+
+__all__ = [
+    "SlotPlan",
+    "apply_rope",
+    "gated_activation",
+    "linear",
+    "plan_slots",
+    "register",
+    "rms_norm",
+    "slot_attention",
+    "store_kv",
+]
+
+_IMPLEMENTATIONS: dict[str, Any] = {}
+
+
+def register(device_type: str, implementation: Any) -> None:
+    """Uses `implementation`'s functions of the names below for tensors of that device type; what it lacks
+    stays with the specification."""
+    _IMPLEMENTATIONS[device_type] = implementation
+
+
+def _find(name: str, tensor: Tensor) -> Any:
+    special = _IMPLEMENTATIONS.get(tensor.device.type)
+    return getattr(special, name, None) or getattr(reference, name)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `reference.dense.rms_norm`."""
+    result: Tensor = _find("rms_norm", x)(x, weight, eps)
+    return result
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See `reference.dense.linear`."""
+    result: Tensor = _find("linear", x)(x, weight, bias)
+    return result
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See `reference.dense.apply_rope`."""
+    result: Tensor = _find("apply_rope", x)(x, cos, sin)
+    return result
+
+
+def store_kv(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """See `reference.dense.store_kv`."""
+    _find("store_kv", keys)(keys, values, slots, k, v)
+
+
+def gated_activation(gate: Tensor, up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
+    """See `reference.dense.gated_activation`."""
+    result: Tensor = _find("gated_activation", gate)(gate, up, activation)
+    return result
+
+
+def plan_slots(
+    batch: TokenBatch, windows: Sequence[int], device: torch.device, *, separate: bool
+) -> SlotPlan:
+    """See `reference.attention.plan_slots`; made once per pass, on the host."""
+    return reference.plan_slots(batch, windows, device, separate=separate)
+
+
+def slot_attention(
+    q: Tensor, keys: Tensor, values: Tensor, plan: SlotPlan, scale: float, window: int
+) -> Tensor:
+    """See `reference.attention.slot_attention`."""
+    result: Tensor = _find("slot_attention", q)(q, keys, values, plan, scale, window)
+    return result

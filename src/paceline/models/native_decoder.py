@@ -1,0 +1,134 @@
+"""A decoder on the CPU kernels: one native call per forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.kernels.cpu.bindings import DTYPE_CODES, DecoderHandle, NativeDType, SpecStruct
+
+if TYPE_CHECKING:
+    from paceline.kernels.batch import TokenBatch
+    from paceline.kernels.kv_cache import KVCache
+    from paceline.models.spec import DecoderSpec, DecoderWeights, LayerWeights
+
+_NORMS = ("attn_norm", "mlp_norm", "q_norm", "k_norm", "post_attn_norm", "post_mlp_norm")
+_BIASES = ("o_bias", "gate_bias", "up_bias", "down_bias")
+_MAX_HEAD_DIM = 1008
+
+
+class NativeDecoder:
+    """Packs the weights at construction (the source tensors are not kept) and runs whole passes.
+
+    Every logit is computed in an order that depends on the token alone: the same bits come out whatever
+    shares the pass, however the prompt is cut, and whether a token is a tree node or already committed.
+
+    dtype: of weights and products. "int8" keeps 8-bit weights in groups of 64 with 16-bit activations. Norms,
+    softmax and the residual stream are float32 always.
+    threads: workers, the calling thread included. cores: pin worker i to `cores[i % len]` during a pass.
+
+    Raises KernelError when the kernels cannot be built, ValueError for a shape they do not cover.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        *,
+        dtype: NativeDType,
+        threads: int,
+        cores: Sequence[int] | None = None,
+    ) -> None:
+        _check_shape(spec, threads)
+        self.spec = spec
+        self.dtype = dtype
+        self._handle = _new_handle(spec, dtype, weights.lm_head is None, threads, cores)
+        self._logits = torch.empty(0)
+        for i, layer in enumerate(weights.layers):
+            _load_layer(self._handle, i, layer)
+        self._handle.pack(0, "head", [weights.embed if weights.lm_head is None else weights.lm_head])
+        if weights.lm_head is not None:
+            self._handle.pack(0, "embed", [weights.embed])
+        self._handle.set_vector(0, "final_norm", weights.final_norm)
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What a `KVCache` for this decoder must hold."""
+        return torch.float32 if self.dtype == "float32" else torch.bfloat16
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed matrices, which a pass over one token reads once."""
+        return self._handle.weight_bytes
+
+    def forward(self, batch: TokenBatch, kv: KVCache) -> Tensor:
+        """Logits `[len(batch.logit_rows), vocab_size]`, float32. The tensor is a view of a buffer that the
+        next call overwrites. Raises ValueError for a malformed batch or a cache of the wrong kind."""
+        self._check_cache(kv)
+        rows, vocab = len(batch.logit_rows), self.spec.vocab_size
+        if self._logits.numel() < rows * vocab:
+            self._logits = torch.empty(rows * vocab)
+        self._handle.forward(batch, kv, self._logits)
+        return self._logits[: rows * vocab].view(rows, vocab)
+
+    def _check_cache(self, kv: KVCache) -> None:
+        spec, keys = self.spec, kv.keys
+        wanted = (spec.num_layers, spec.num_kv_heads, spec.head_dim)
+        if (
+            (keys.shape[0], *keys.shape[2:]) != wanted
+            or keys.dtype != self.kv_dtype
+            or keys.device.type != "cpu"
+        ):
+            raise ValueError(
+                f"the cache holds {tuple(keys.shape)} {keys.dtype} on {keys.device}; this decoder needs "
+                f"(layers, *, kv_heads, head_dim) = {wanted}, {self.kv_dtype} on cpu"
+            )
+
+
+def _check_shape(spec: DecoderSpec, threads: int) -> None:
+    if spec.num_heads % spec.num_kv_heads:
+        raise ValueError(f"{spec.num_heads} heads cannot share {spec.num_kv_heads} key-value heads evenly")
+    if spec.head_dim % 2 or not 0 < spec.head_dim <= _MAX_HEAD_DIM:
+        raise ValueError(f"head_dim {spec.head_dim} must be even and at most {_MAX_HEAD_DIM}")
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+
+
+def _new_handle(
+    spec: DecoderSpec, dtype: NativeDType, tied: bool, threads: int, cores: Sequence[int] | None
+) -> DecoderHandle:
+    windows = np.array([layer.window for layer in spec.layers], dtype=np.int32)
+    ropes = np.array([layer.rope for layer in spec.layers], dtype=np.int32)
+    inv_freq = np.array([rope.inv_freq for rope in spec.ropes], dtype=np.float32)
+    scale = np.array([rope.scale for rope in spec.ropes], dtype=np.float32)
+    struct = SpecStruct(
+        *(spec.vocab_size, spec.hidden_size, spec.intermediate_size, spec.num_heads, spec.num_kv_heads),
+        *(spec.head_dim, spec.num_layers, len(spec.ropes), int(spec.activation == "gelu_tanh")),
+        *(int(spec.qk_norm), int(spec.post_norms), int(tied), DTYPE_CODES[dtype]),
+        *(spec.norm_eps, spec.attn_scale, spec.embed_scale),
+        *(array.ctypes.data for array in (windows, ropes, inv_freq, scale)),
+    )
+    return DecoderHandle(struct, threads, cores)
+
+
+def _load_layer(handle: DecoderHandle, index: int, layer: LayerWeights) -> None:
+    handle.pack(index, "qkv", [layer.q, layer.k, layer.v])
+    handle.pack(index, "o", [layer.o])
+    handle.pack(index, "gate_up", [layer.gate, layer.up])
+    handle.pack(index, "down", [layer.down])
+    for name in (*_NORMS, *_BIASES):
+        value: Tensor | None = getattr(layer, name)
+        if value is not None:
+            handle.set_vector(index, name, value)
+    biases = [layer.q_bias, layer.k_bias, layer.v_bias]
+    if any(bias is not None for bias in biases):
+        sizes = [layer.q.shape[0], layer.k.shape[0], layer.v.shape[0]]
+        filled = [
+            torch.zeros(n) if b is None else b.detach().to("cpu", torch.float32)
+            for b, n in zip(biases, sizes, strict=True)
+        ]
+        handle.set_vector(index, "qkv_bias", torch.cat(filled))

@@ -1,0 +1,151 @@
+"""A decoder in plain torch: the specification in tests, and the fallback where there are no kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.kernels import ops
+
+if TYPE_CHECKING:
+    from paceline.kernels.batch import TokenBatch
+    from paceline.kernels.kv_cache import KVCache
+    from paceline.models.spec import DecoderSpec, DecoderWeights, LayerSpec, LayerWeights
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What the layers of a pass share: rope tables `[T, D / 2]` per rope, slots `[T]`, attention indices."""
+
+    cos: list[Tensor]
+    sin: list[Tensor]
+    slots: Tensor
+    plan: ops.SlotPlan
+
+
+class TorchDecoder:
+    """Weights in `dtype` on `device`; norms, softmax and the residual stream in float32.
+
+    exact: one token at a time through everything but the cache, so that a logit depends neither on the tokens
+    that share the pass nor on how a prompt is cut. Slower; off by default.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        exact: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.exact = exact
+        self._embed = weights.embed.detach().to(self.device, dtype)
+        self._head = (
+            self._embed if weights.lm_head is None else weights.lm_head.detach().to(self.device, dtype)
+        )
+        self._final_norm = weights.final_norm.detach().to(self.device, torch.float32)
+        self._layers = [_moved(layer, self.device, dtype) for layer in weights.layers]
+        self._inv_freq = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What a `KVCache` for this decoder must hold."""
+        return self.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of matrices, which a pass over one token reads once."""
+        matrices = [
+            t for layer in self._layers for t in vars(layer).values() if t is not None and t.dim() == 2
+        ]
+        return sum(t.numel() * t.element_size() for t in [*matrices, self._head])
+
+    @torch.inference_mode()
+    def forward(self, batch: TokenBatch, kv: KVCache) -> Tensor:
+        """Logits `[len(batch.logit_rows), vocab_size]`, float32, on the decoder's device."""
+        shared = self._prepare(batch)
+        tokens = torch.from_numpy(batch.tokens).to(self.device, torch.int64)
+        x = self._embed[tokens].float() * self.spec.embed_scale
+        for i, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
+            x = self._layer(x, spec, layer, kv.keys[i], kv.values[i], shared)
+        x = x[torch.from_numpy(batch.logit_rows).to(self.device, torch.int64)]
+        return self._rows(self._logits, x)
+
+    def _prepare(self, batch: TokenBatch) -> _Pass:
+        positions = torch.from_numpy(batch.positions).to(self.device, torch.float32)
+        angles = [positions[:, None] * inv_freq for inv_freq in self._inv_freq]
+        scales = [rope.scale for rope in self.spec.ropes]
+        return _Pass(
+            cos=[a.double().cos().float() * scale for a, scale in zip(angles, scales, strict=True)],
+            sin=[a.double().sin().float() * scale for a, scale in zip(angles, scales, strict=True)],
+            slots=torch.from_numpy(batch.slots).to(self.device, torch.int64),
+            plan=ops.plan_slots(
+                batch, [layer.window for layer in self.spec.layers], self.device, separate=self.exact
+            ),
+        )
+
+    def _layer(
+        self, x: Tensor, spec: LayerSpec, layer: LayerWeights, keys: Tensor, values: Tensor, shared: _Pass
+    ) -> Tensor:
+        cos, sin = shared.cos[spec.rope], shared.sin[spec.rope]
+        sizes = [self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads]
+        q, k, v = torch.split(self._rows(lambda *row: self._qkv(layer, *row), x, cos, sin), sizes, dim=1)
+        ops.store_kv(keys, values, shared.slots, k, v)
+        attended = ops.slot_attention(
+            q.to(keys.dtype), keys, values, shared.plan, self.spec.attn_scale, spec.window
+        )
+        return self._rows(lambda *row: self._mlp(layer, *row), x, attended.flatten(1))
+
+    def _rows(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """function over the rows of `tensors`: at once, or (exact) in calls of one row in its own storage."""
+        if not self.exact or not len(tensors[0]):
+            return function(*tensors)
+        rows = range(len(tensors[0]))
+        return torch.cat([function(*(t[i : i + 1].clone() for t in tensors)) for i in rows])
+
+    def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        spec = self.spec
+        normed = ops.rms_norm(x, layer.attn_norm, spec.norm_eps)
+        q = ops.linear(normed, layer.q, layer.q_bias).view(-1, spec.num_heads, spec.head_dim)
+        k = ops.linear(normed, layer.k, layer.k_bias).view(-1, spec.num_kv_heads, spec.head_dim)
+        v = ops.linear(normed, layer.v, layer.v_bias).view(-1, spec.num_kv_heads, spec.head_dim)
+        if layer.q_norm is not None:
+            q = ops.rms_norm(q, layer.q_norm, spec.norm_eps)
+        if layer.k_norm is not None:
+            k = ops.rms_norm(k, layer.k_norm, spec.norm_eps)
+        return torch.cat((ops.apply_rope(q, cos, sin), ops.apply_rope(k, cos, sin), v), dim=1)
+
+    def _mlp(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+        eps = self.spec.norm_eps
+        branch = ops.linear(attended, layer.o, layer.o_bias)
+        if layer.post_attn_norm is not None:
+            branch = ops.rms_norm(branch, layer.post_attn_norm, eps)
+        x = x + branch
+        normed = ops.rms_norm(x, layer.mlp_norm, eps)
+        gate = ops.linear(normed, layer.gate, layer.gate_bias)
+        up = ops.linear(normed, layer.up, layer.up_bias)
+        branch = ops.linear(ops.gated_activation(gate, up, self.spec.activation), layer.down, layer.down_bias)
+        if layer.post_mlp_norm is not None:
+            branch = ops.rms_norm(branch, layer.post_mlp_norm, eps)
+        return x + branch
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return ops.linear(ops.rms_norm(x, self._final_norm, self.spec.norm_eps), self._head)
+
+
+def _moved(layer: LayerWeights, device: torch.device, dtype: torch.dtype) -> LayerWeights:
+    parts = {f.name: getattr(layer, f.name) for f in fields(layer)}
+    moved = {
+        name: part.detach().to(device, dtype if part.dim() == 2 else torch.float32)
+        for name, part in parts.items()
+        if part is not None
+    }
+    return replace(layer, **moved)
