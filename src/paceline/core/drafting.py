@@ -40,9 +40,9 @@ class LengthByBatchSize:
     """A table (smallest batch size, length), as vLLM's `num_speculative_tokens_per_batch_size`."""
 
     def __init__(self, table: Sequence[tuple[int, int]]) -> None:
-        ordered = sorted(table)
-        self._from = [size for size, _ in ordered]
-        self._lengths = [length for _, length in ordered]
+        self.table = tuple(sorted((size, length) for size, length in table))
+        self._from = [size for size, _ in self.table]
+        self._lengths = [length for _, length in self.table]
 
     def wanted(self, batch_size: int) -> int:
         place = bisect_right(self._from, batch_size)

@@ -25,9 +25,11 @@ from paceline.core.work import (
     RequestAborted,
     RequestArrived,
     RequestDelta,
+    RequestSummary,
     RunTarget,
     StepDone,
     TargetItem,
+    TokenLogprobs,
     Verdict,
     Work,
 )
@@ -208,10 +210,11 @@ class EngineCore:
             request.speculation.count_step(num_draft, min(len(verdict.path), kept), kept)
         elif request.num_cached_slots < request.num_prompt:
             self.scheduler.share_prefix(request, min(request.num_prompt, request.num_computed))
-        delta = RequestDelta(request.request_id, verdict.tokens[:kept], verdict.logprobs[:kept], reason)
-        self._emit(delta)
-        if reason is not None:
-            self._end(request, reason, announce=False)
+        tokens, logprobs = verdict.tokens[:kept], verdict.logprobs[:kept]
+        if reason is None:
+            self._emit(RequestDelta(request.request_id, tokens, logprobs))
+        else:
+            self._end(request, reason, tokens=tokens, logprobs=logprobs)
 
     def _cut(self, request: Request, verdict: Verdict) -> tuple[int, FinishReason | None]:
         """How many of the verdict's tokens count, and why the request ends there if it does.
@@ -230,13 +233,19 @@ class EngineCore:
         return len(verdict.tokens), None
 
     def _end(
-        self, request: Request, reason: FinishReason, error: str | None = None, *, announce: bool = True
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: str | None = None,
+        *,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> None:
         if request.ended is not None:
             return
-        request.ended, request.error = reason, error
-        if announce:
-            self._emit(RequestDelta(request.request_id, (), (), reason, error))
+        request.ended = reason
+        summary = RequestSummary(request.prefix_hit or 0, request.num_preemptions, request.speculation)
+        self._emit(RequestDelta(request.request_id, tokens, logprobs, reason, error, summary))
         if not request.in_flight:
             self._drop(request)
 

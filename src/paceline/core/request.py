@@ -52,7 +52,6 @@ class Request:
     proposal: TokenTree | None = None
     in_flight: bool = False
     ended: FinishReason | None = None
-    error: str | None = None
     prefix_hit: int | None = None
     num_preemptions: int = 0
     first_token_at: float | None = None

@@ -81,13 +81,19 @@ def processed(
 def _apply_bias_and_masks(
     scores: Logits, params: SamplingParams, tokens: Sequence[int], num_prompt: int, eos: Sequence[int]
 ) -> None:
+    # A draft model may know fewer ids than its target: what it cannot propose needs no bias or mask.
     for token, bias in (params.logit_bias or {}).items():
-        scores[token] += bias
+        if token < len(scores):
+            scores[token] += bias
     for word in params.bad_words:
         if isinstance(word, str):
             raise TypeError(f"bad word {word!r} must be token ids by now")
         *head, last = word
-        if len(head) <= len(tokens) and list(tokens[len(tokens) - len(head) :]) == head:
+        if (
+            last < len(scores)
+            and len(head) <= len(tokens)
+            and list(tokens[len(tokens) - len(head) :]) == head
+        ):
             scores[last] = -np.inf
     if len(tokens) - num_prompt < params.min_tokens:
         ending = [*([] if params.ignore_eos else eos), *params.stop_token_ids]

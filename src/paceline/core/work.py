@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.params import SamplingParams
+from paceline.core.stats import SpeculationStats
 
 # ---------------------------------------------------------------- events
 
@@ -168,11 +169,22 @@ Work = GrowDrafts | AdvanceDrafts | RunTarget | Release
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """What there is to say of a request once it has ended. num_cached_tokens: prompt tokens whose KV came
+    from the prefix cache."""
+
+    num_cached_tokens: int
+    num_preemptions: int
+    speculation: SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
 class RequestDelta:
-    """New output of one request, in order. The last one carries `finish_reason`."""
+    """New output of one request, in order. The last one carries `finish_reason` and `summary`."""
 
     request_id: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str | None = None
     error: str | None = None
+    summary: RequestSummary | None = None

@@ -1,0 +1,80 @@
+"""What a drafter is. It learns committed tokens and answers with guesses; nobody asks which one runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from paceline.core.drafting import DrafterNeeds
+from paceline.core.token_tree import TokenTree
+from paceline.core.work import Announcement, DraftItem, Proposal
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Called from one thread. An exception from any method loses the drafter, not the requests."""
+
+    needs: DrafterNeeds
+
+    def grow(self, items: Sequence[DraftItem]) -> list[Proposal]:
+        """One proposal per item, for the tokens known after taking in the item's own."""
+        ...
+
+    def advance(self, items: Sequence[DraftItem]) -> None:
+        """Take in tokens of prompts that are still being prefilled."""
+        ...
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests; unknown ids are ignored."""
+        ...
+
+
+State = TypeVar("State")
+
+
+class PerRequestDrafter(ABC, Generic[State]):
+    """For drafters that treat every request on its own: an exception costs one request its guesses."""
+
+    needs: DrafterNeeds
+
+    def __init__(self) -> None:
+        self._states: dict[str, State] = {}
+
+    @abstractmethod
+    def begin(self, announcement: Announcement) -> State:
+        """The state of a new request, no token taken in yet."""
+
+    @abstractmethod
+    def take_in(self, state: State, tokens: Sequence[int]) -> None:
+        """Committed tokens that follow those of before."""
+
+    @abstractmethod
+    def guess(self, state: State, max_nodes: int, max_depth: int) -> TokenTree:
+        """Guesses below the last token taken in."""
+
+    def grow(self, items: Sequence[DraftItem]) -> list[Proposal]:
+        return [self._propose(item) for item in items]
+
+    def advance(self, items: Sequence[DraftItem]) -> None:
+        for item in items:
+            self._note(item)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._states.pop(request_id, None)
+
+    def _note(self, item: DraftItem) -> State:
+        if item.announcement is not None:
+            self._states[item.request_id] = self.begin(item.announcement)
+        state = self._states[item.request_id]
+        self.take_in(state, item.tokens)
+        return state
+
+    def _propose(self, item: DraftItem) -> Proposal:
+        known = item.start + len(item.tokens)
+        try:
+            tree = self.guess(self._note(item), item.max_nodes, item.max_depth)
+        except Exception as error:  # noqa: BLE001 - whatever a drafter does, decoding goes on
+            return Proposal(item.request_id, known, error=f"{type(error).__name__}: {error}")
+        return Proposal(item.request_id, known, tuple(tree.tokens), tuple(tree.parents), tuple(tree.scores))

@@ -1,0 +1,163 @@
+"""The loop around the core: real events in, work out."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from paceline.core.engine_core import EngineCore
+from paceline.core.params import SamplingParams
+from paceline.core.work import (
+    Event,
+    RequestAborted,
+    RequestArrived,
+    RequestDelta,
+    StepDone,
+    TokenLogprobs,
+    Verdict,
+    Work,
+)
+from paceline.engine.executor import LocalExecutor
+from paceline.engine.outputs import Chunk, RequestOutput, Timing, Usage
+from paceline.engine.replay import EventLog
+from paceline.engine.text import TextOutput
+from paceline.loading.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What every output of an engine carries."""
+
+    model: str
+    drafter: str
+    load_s: float
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """What the engine, as opposed to the core, knows of a request: its text and its clock."""
+
+    request_id: str
+    index: int
+    prompt: list[int]
+    params: SamplingParams
+    text: TextOutput
+    arrived_at: float
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+
+class Engine:
+    """`step` runs one piece of work and returns what became certain, by request id."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        executor: LocalExecutor,
+        tokenizer: Tokenizer,
+        about: About,
+        log: EventLog | None = None,
+    ) -> None:
+        self.core = core
+        self.about = about
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._log = log
+        self._pending: deque[Work] = deque()
+        self._requests: dict[str, OpenRequest] = {}
+        self._ready: list[tuple[str, Chunk]] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self._pending and not self._ready
+
+    def add(self, request_id: str, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
+        text = TextOutput(self._tokenizer, params, self.core.config.eos_token_ids)
+        self._requests[request_id] = OpenRequest(
+            request_id, index, list(prompt), params, text, time.perf_counter()
+        )
+        self._feed(RequestArrived(request_id, tuple(prompt), params))
+
+    def abort(self, request_id: str) -> None:
+        self._feed(RequestAborted(request_id))
+
+    def step(self) -> list[tuple[str, Chunk]]:
+        if self._pending:
+            event = self._executor.run(self._pending.popleft())
+            if event is not None:
+                self._feed(self._with_stops(event) if isinstance(event, StepDone) else event)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _feed(self, event: Event) -> None:
+        now = time.perf_counter()
+        work = self.core.handle(event, now)
+        if self._log is not None:
+            self._log.append(now, event, work)
+        self._pending.extend(work)
+        self._ready.extend(self._chunk(delta, now) for delta in self.core.take_outputs())
+
+    def _with_stops(self, event: StepDone) -> StepDone:
+        """The core reads no text: where a stop string ends is written into the event, so a recorded log
+        replays without a tokenizer."""
+        verdicts = tuple(self._with_stop(verdict) for verdict in event.verdicts)
+        return replace(event, verdicts=verdicts)
+
+    def _with_stop(self, verdict: Verdict) -> Verdict:
+        request = self._requests.get(verdict.request_id)
+        stop = request.text.find_stop(verdict.tokens) if request is not None else None
+        return verdict if stop is None else replace(verdict, stop_at=stop.num_tokens)
+
+    def _chunk(self, delta: RequestDelta, now: float) -> tuple[str, Chunk]:
+        request = self._requests[delta.request_id]
+        if delta.tokens:
+            request.first_token_at = request.first_token_at or now
+            request.last_token_at = now
+        request.tokens.extend(delta.tokens)
+        request.logprobs.extend(delta.logprobs)
+        text = request.text.push(delta.tokens, delta.finish_reason)
+        output = None
+        if delta.finish_reason is not None:
+            del self._requests[delta.request_id]
+            output = self._output(request, delta)
+        return delta.request_id, Chunk(text, list(delta.tokens), output)
+
+    def _output(self, request: OpenRequest, delta: RequestDelta) -> RequestOutput:
+        assert delta.finish_reason is not None
+        assert delta.summary is not None
+        return RequestOutput(
+            request_id=request.request_id,
+            index=request.index,
+            prompt_token_ids=request.prompt,
+            text=request.text.text,
+            token_ids=request.tokens,
+            finish_reason=str(delta.finish_reason),
+            error=delta.error,
+            usage=Usage(len(request.prompt), len(request.tokens), delta.summary.num_cached_tokens),
+            timing=self._timing(request),
+            drafter=self.about.drafter,
+            speculation=delta.summary.speculation,
+            model=self.about.model,
+            seed=request.params.seed,
+            logprobs=request.logprobs if request.params.logprobs is not None else None,
+        )
+
+    def _timing(self, request: OpenRequest) -> Timing:
+        if request.first_token_at is None or request.last_token_at is None:
+            return Timing(self.about.load_s)
+        decode = request.last_token_at - request.first_token_at
+        count = len(request.tokens) - 1
+        return Timing(
+            self.about.load_s,
+            request.first_token_at - request.arrived_at,
+            decode,
+            decode / count if count else None,
+        )

@@ -1,0 +1,118 @@
+"""The event log: what the core was told, and what it asked for. Replayed, it must ask for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.core import work as messages
+from paceline.core.drafting import DrafterNeeds, FixedLength, LengthByBatchSize
+from paceline.core.engine_core import CoreConfig, EngineCore
+from paceline.core.scheduler import Limits
+from paceline.core.work import Event, Work
+from paceline.errors import EngineError
+
+FORMAT = 1
+
+
+class EventLog:
+    """Appends one JSON line per event: `now` (seconds), the event and the work it made possible."""
+
+    def __init__(self, path: Path, config: CoreConfig) -> None:
+        try:
+            self._file = path.open("wb")
+        except OSError as error:
+            raise EngineError(f"cannot write the event log {path}: {error.strerror}.") from error
+        self._write({"format": FORMAT, "config": _config_to_json(config)})
+
+    def append(self, now: float, event: Event, work: list[Work]) -> None:
+        self._write({"now": now, "event": _tagged(event), "work": [_tagged(item) for item in work]})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self._file.write(msgspec.json.encode(entry) + b"\n")
+
+
+def read_log(path: Path) -> tuple[CoreConfig, Iterator[tuple[float, Event, list[Work]]]]:
+    """Raises EngineError naming file and line when the log is damaged or of another format."""
+    lines = _lines(path)
+    header = next(lines, {})
+    if header.get("format") != FORMAT:
+        raise EngineError(f"{path}: not an event log of format {FORMAT}; record it again.")
+    entries = (
+        (entry["now"], _untagged(entry["event"]), [_untagged(item) for item in entry["work"]])
+        for entry in lines
+    )
+    return _config_from_json(header["config"]), entries
+
+
+def replay(path: Path) -> int:
+    """Feeds a recorded log to a fresh core. Returns the number of events.
+
+    Raises EngineError at the first event whose work differs from the recorded.
+    """
+    config, entries = read_log(path)
+    core = EngineCore(config)
+    count = 0
+    for count, (now, event, recorded) in enumerate(entries, 1):
+        work = core.handle(event, now)
+        core.take_outputs()
+        if work != recorded:
+            raise EngineError(
+                f"{path}:{count + 1}: replay differs after {type(event).__name__}: recorded {recorded}, now {work}."
+            )
+    return count
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield msgspec.json.decode(line)
+            except msgspec.DecodeError as error:
+                raise EngineError(
+                    f"{path}:{number}: not an event log line ({error}); record it again."
+                ) from error
+
+
+def _tagged(message: Event | Work) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(message, str_keys=True)
+    return {"type": type(message).__name__, **fields}
+
+
+def _untagged(entry: dict[str, Any]) -> Any:
+    kind = getattr(messages, entry.pop("type"))
+    return msgspec.convert(entry, kind, strict=False)
+
+
+def _config_to_json(config: CoreConfig) -> dict[str, Any]:
+    length = config.draft_length
+    if not isinstance(length, FixedLength | LengthByBatchSize):
+        raise EngineError(f"a run with {type(length).__name__} cannot be recorded: it has no written form.")
+    return {
+        "limits": msgspec.to_builtins(config.limits),
+        "vocab_size": config.vocab_size,
+        "eos_token_ids": config.eos_token_ids,
+        "prefix_cache": config.prefix_cache,
+        "drafter": msgspec.to_builtins(config.drafter),
+        "draft_length": length.table
+        if isinstance(length, LengthByBatchSize)
+        else length.num_speculative_tokens,
+    }
+
+
+def _config_from_json(entry: dict[str, Any]) -> CoreConfig:
+    length = entry["draft_length"]
+    return CoreConfig(
+        limits=msgspec.convert(entry["limits"], Limits),
+        vocab_size=entry["vocab_size"],
+        eos_token_ids=tuple(entry["eos_token_ids"]),
+        prefix_cache=entry["prefix_cache"],
+        drafter=msgspec.convert(entry["drafter"], DrafterNeeds | None),
+        draft_length=FixedLength(length) if isinstance(length, int) else LengthByBatchSize(length),
+    )
