@@ -137,9 +137,7 @@ def _decoder(model: LoadedModel, precision: Precision, device: str, config: Conf
             return NativeDecoder(model.spec, model.weights, dtype=precision, threads=_threads(config))
         except KernelError as error:
             if precision == "int8":
-                raise KernelError(
-                    f"{error} int8 weights need the native kernels: choose dtype = float32."
-                ) from error
+                raise KernelError(f"{error} int8 weights need them: choose dtype = float32.") from error
             logger.warning("%s Falling back to plain torch, which is several times slower.", error)
         torch.set_num_threads(_threads(config))
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]

@@ -76,7 +76,7 @@ class Engine:
         return not self._pending and not self._ready
 
     def add(self, request_id: str, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
-        text = TextOutput(self._tokenizer, params, self.core.config.eos_token_ids)
+        text = TextOutput(self._tokenizer, params)
         self._requests[request_id] = OpenRequest(
             request_id, index, list(prompt), params, text, time.perf_counter()
         )

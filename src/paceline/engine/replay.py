@@ -64,7 +64,8 @@ def replay(path: Path) -> int:
         core.take_outputs()
         if work != recorded:
             raise EngineError(
-                f"{path}:{count + 1}: replay differs after {type(event).__name__}: recorded {recorded}, now {work}."
+                f"{path}:{count + 1}: replay differs after {type(event).__name__}: "
+                f"recorded {recorded}, now {work}."
             )
     return count
 

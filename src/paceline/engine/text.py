@@ -27,12 +27,11 @@ class TextOutput:
     a step commits. Text that may turn out to be the beginning of a stop string is held back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._stream = tokenizer.stream(params.skip_special_tokens)
         self._params = params
         self._stops = tuple(str(stop) for stop in params.stop)
         self._longest = max(map(len, self._stops), default=0)
-        self._ending = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         self._text = ""
         self._num_tokens = 0
         # No stop string begins before this place: text up to `min_tokens`, or searched already.
