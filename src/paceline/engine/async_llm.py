@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,7 @@ class AsyncLLM:
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, index: int = 0
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk]:
         """Text as it becomes certain; the last chunk carries the output.
 
         index: which of the `n` completions this is. Raises RequestError or EngineError.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -89,7 +89,7 @@ class LLM:
         outputs = self._run(waiting, progress)
         return [outputs[slot] if isinstance(slot, str) else slot for slot in slots]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk]:
         """Text as it becomes certain; the last chunk carries the output. Leaving the loop aborts.
 
         Raises RequestError if the request cannot be served.
@@ -156,7 +156,7 @@ class LLM:
             self._forget(waiting, unfinished=waiting - outputs.keys())
         return outputs
 
-    def _stream(self, name: str) -> Iterator[Chunk]:
+    def _stream(self, name: str) -> Generator[Chunk]:
         finished = False
         try:
             while not finished:

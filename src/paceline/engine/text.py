@@ -66,10 +66,8 @@ class TextOutput:
         With a finish reason everything left is handed out, up to the stop string if one ended the request.
         """
         stop = self.find_stop(tokens) if finish_reason in (None, FinishReason.STOP) else None
-        ending = (
-            finish_reason == FinishReason.STOP and stop is None and not self._params.include_stop_in_output
-        )
-        if ending and tokens and tokens[-1] in self._ending:
+        ended_by_token = finish_reason == FinishReason.STOP and stop is None
+        if ended_by_token and not self._params.include_stop_in_output:
             tokens = tokens[:-1]
         for token in tokens:
             self._text += self._stream.push(token)
