@@ -144,7 +144,7 @@ def test_a_sparse_gemma_config_is_completed_with_the_family_defaults() -> None:
     ("case", "changes", "words"),
     [
         ("llama", {"model_type": "mamba"}, ["mamba", "Llama", "Qwen 3", "Choose"]),
-        ("llama", {"model_type": "gemma3", "text_config": None}, []),
+        ("llama", {"model_type": "gemma3", "text_config": None}, ["text_config", "Choose"]),
         (
             "llama",
             {"architectures": ["LlamaForCausalLMEagle3"]},

@@ -168,6 +168,8 @@ class _Config:
             config["rope_theta"] = self._get("rope.freq_base")
         if architecture == "gemma3":
             config.update(self._gemma(head_dim))
+        if architecture == "llama" and self._get("attention.sliding_window"):
+            config.update(model_type="mistral", sliding_window=self._get("attention.sliding_window"))
         return config
 
     def _gemma(self, head_dim: int) -> dict[str, Any]:
@@ -178,7 +180,7 @@ class _Config:
         return {
             "query_pre_attn_scalar": scalar,
             "sliding_window": self._need("attention.sliding_window"),
-            "sliding_window_pattern": 6,
+            "sliding_window_pattern": self._get("attention.sliding_window_pattern") or 6,
             "rope_local_base_freq": self._get("rope.freq_base_swa") or 10_000.0,
         }
 
@@ -282,4 +284,7 @@ def _open(path: Path) -> gguf.GGUFReader:
 
 def _value(field: gguf.ReaderField) -> Any:
     value = field.contents()
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    if field.types == [gguf.GGUFValueType.FLOAT32]:
+        # The decimal number that the model's authors wrote, rather than its float32 neighbour.
+        return float(str(np.float32(value)))
+    return value

@@ -127,7 +127,8 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], where: str) -> Tokeni
     merges = metadata.get("tokenizer.ggml.merges")
     if not merges:
         raise ModelError(f"{where} holds no merges (tokenizer.ggml.merges). Convert the model again.")
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    cuts = [merge.index(" ", 1) for merge in merges]
+    pairs = [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
     pre = str(metadata.get("tokenizer.ggml.pre") or "default")
     return byte_level_tokenizer({token: index for index, token in enumerate(tokens)}, pairs, pre, where)
 

@@ -206,8 +206,10 @@ def _select(config: Config, where: str) -> tuple[str, Family, Config]:
     kind = config.get("model_type")
     if kind == "gemma3":
         kind = "gemma3_text"
+        if not isinstance(config.get("text_config"), dict):
+            raise ModelError(f"{where} has no text_config: its model has no text part. Choose another model.")
         shared = {key: config[key] for key in _GEMMA_OUTER if key in config}
-        config = {**(config.get("text_config") or {}), **shared}
+        config = {**config["text_config"], **shared}
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None or not isinstance(kind, str):
         raise ModelError(
