@@ -3,13 +3,17 @@ that device if there is one, else the plain-torch specification."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from paceline.errors import KernelError
 from paceline.kernels import reference
+from paceline.kernels.cpu import bindings
+from paceline.kernels.cpu.build import load_library
 from paceline.kernels.reference import SlotPlan
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SlotPlan",
     "apply_rope",
+    "coupled_argmax",
     "gated_activation",
     "linear",
     "plan_slots",
@@ -39,6 +44,25 @@ def register(device_type: str, implementation: Any) -> None:
 def _find(name: str, tensor: Tensor) -> Any:
     special = _IMPLEMENTATIONS.get(tensor.device.type)
     return getattr(special, name, None) or getattr(reference, name)
+
+
+def coupled_argmax(
+    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """See `reference.sampling.coupled_argmax`. On the CPU the native kernel, if it can be built."""
+    if logits.device.type == "cpu" and _native_available():
+        return bindings.coupled_argmax(logits, temperatures, seeds, positions, torch.get_num_threads())
+    result: tuple[Tensor, Tensor] = _find("coupled_argmax", logits)(logits, temperatures, seeds, positions)
+    return result
+
+
+@functools.cache
+def _native_available() -> bool:
+    try:
+        load_library()
+    except KernelError:
+        return False
+    return True
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ NativeDType = Literal["float32", "bfloat16", "int8"]
 
 DTYPE_CODES: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
 MATRIX_IDS = {"qkv": 0, "o": 1, "gate_up": 2, "down": 3, "embed": 4, "head": 5}
+_MASK64 = 0xFFFFFFFFFFFFFFFF
 _VECTORS = "attn_norm mlp_norm q_norm k_norm post_attn_norm post_mlp_norm qkv_bias o_bias gate_bias up_bias"
 VECTOR_IDS = {name: i for i, name in enumerate([*_VECTORS.split(), "down_bias", "final_norm"])}
 BATCH_RULES = {
@@ -63,12 +65,55 @@ class _PartStruct(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("dtype", c_int32), ("rows", c_int32)]
 
 
+class _SamplingStruct(ctypes.Structure):
+    _fields_ = [
+        ("count", c_int32),
+        ("vocab", c_int32),
+        ("stride", c_int64),
+        *((name, c_void_p) for name in ["logits", "temperatures", "seeds", "positions", "tokens", "finite"]),
+    ]
+
+
+def coupled_argmax(
+    logits: Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    threads: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.sampling.coupled_argmax`; for CPU tensors. Rows are shared among `threads`."""
+    lib = _library()
+    logits = (
+        logits if logits.dtype == torch.float32 and logits.stride(1) == 1 else logits.float().contiguous()
+    )
+    count, vocab = logits.shape
+    if not len(temperatures) == len(seeds) == len(positions) == count:
+        raise ValueError(f"{count} rows of logits need {count} temperatures, seeds and positions")
+    tokens, finite = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
+    heat = np.array(temperatures, dtype=np.float32)
+    keys = np.array([seed & _MASK64 for seed in seeds], dtype=np.uint64)
+    places = np.array(positions, dtype=np.int64)
+    rows = _SamplingStruct(
+        *(count, vocab, logits.stride(0), logits.data_ptr()),
+        *(heat.ctypes.data, keys.ctypes.data, places.ctypes.data),
+        *(tokens.data_ptr(), finite.data_ptr()),
+    )
+    lib.paceline_coupled_argmax(ctypes.byref(rows), threads)
+    return tokens, finite
+
+
+def noise_row(seed: int, position: int, count: int) -> NDArray[np.float32]:
+    """`core.noise.gumbel_noise(seed, position, count)`, computed natively."""
+    out = np.empty(count, dtype=np.float32)
+    _library().paceline_noise(seed & _MASK64, position, count, out.ctypes.data)
+    return out
+
+
 class DecoderHandle:
     """Owns one packed decoder and its thread team; freed with the object."""
 
     def __init__(self, spec: SpecStruct, threads: int, cores: Sequence[int] | None) -> None:
-        self._lib = load_library()
-        _declare(self._lib)
+        self._lib = _library()
         pinned = (c_int32 * len(cores or ()))(*(cores or ()))
         self._pointer: int | None = self._lib.paceline_decoder_new(
             ctypes.byref(spec), threads, pinned, len(pinned)
@@ -138,7 +183,13 @@ def _address(array: NDArray[np.int32]) -> int:
     return array.ctypes.data
 
 
-def _declare(lib: ctypes.CDLL) -> None:
+@functools.cache
+def _library() -> ctypes.CDLL:
+    lib = load_library()
+    lib.paceline_coupled_argmax.restype = None
+    lib.paceline_coupled_argmax.argtypes = [POINTER(_SamplingStruct), c_int32]
+    lib.paceline_noise.restype = None
+    lib.paceline_noise.argtypes = [c_uint64, c_int64, c_int32, c_void_p]
     lib.paceline_decoder_new.restype = c_void_p
     lib.paceline_decoder_new.argtypes = [POINTER(SpecStruct), c_int32, POINTER(c_int32), c_int32]
     lib.paceline_decoder_free.restype = None
@@ -151,3 +202,4 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.paceline_set_vector.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int32]
     lib.paceline_forward.restype = c_int32
     lib.paceline_forward.argtypes = [c_void_p, POINTER(_BatchStruct), POINTER(_KvStruct), c_void_p]
+    return lib

@@ -39,6 +39,15 @@ inline v16f fma(v16f a, v16f b, v16f c) {
 inline v16f select(v16i mask, v16f a, v16f b) { return bits<v16f>((mask & bits<v16i>(a)) | (~mask & bits<v16i>(b))); }
 inline v16f vmax(v16f a, v16f b) { return a > b ? a : b; }
 inline v16f vmin(v16f a, v16f b) { return a < b ? a : b; }
+inline bool any(v16i mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    for (int i = 0; i < 16; i++)
+        if (mask[i]) return true;
+    return false;
+#endif
+}
 inline v16i lanes() { return v16i{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
 template <class Fold> inline float fold(v16f v, Fold f) {

@@ -1,0 +1,22 @@
+#pragma once
+#include <cstdint>
+
+namespace paceline {
+
+struct SamplingRows {
+    int32_t count, vocab;
+    int64_t stride;
+    const float* logits;
+    const float* temperatures;
+    const uint64_t* seeds;
+    const int64_t* positions;
+    int64_t* tokens;
+    uint8_t* finite;
+};
+
+// See kernels/reference/sampling.py.
+void coupled_argmax(const SamplingRows& rows, int threads);
+
+void noise_row(uint64_t seed, int64_t position, int count, float* out);
+
+}  // namespace paceline

@@ -1,0 +1,71 @@
+"""The sampling rule on raw logits, and its noise (the same bits as `paceline.core.noise`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.noise import (
+    LOG2_HIGH,
+    LOG2_LOW,
+    LOG_COEFFICIENTS,
+    MULTIPLIERS,
+    SQRT_HALF_BITS,
+    noise_keys,
+)
+
+_MASK32 = 0xFFFFFFFF
+
+
+def coupled_argmax(
+    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """For each row of logits `[rows, vocab]` float32: `argmax(logits / temperature + noise(seed, position))`,
+    the lowest id on ties; at temperature 0 the plain argmax.
+
+    Returns tokens, int64 `[rows]`, and finite, bool `[rows]`: whether the row's largest logit is a finite
+    number (-inf is a mask). The token of a row that is not finite means nothing.
+    """
+    scores = logits.float()
+    if any(temperatures):
+        scale = torch.tensor([t or 1.0 for t in temperatures], dtype=torch.float32, device=logits.device)
+        keys = [noise_keys(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+        noise = gumbel_noise(torch.tensor(keys, device=logits.device), logits.shape[1])
+        sampled = torch.tensor([bool(t) for t in temperatures], device=logits.device)
+        scores = torch.where(sampled[:, None], scores / scale[:, None] + noise, scores)
+    best = scores.amax(-1, keepdim=True)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    tokens = torch.where(scores == best, ids, logits.shape[1]).amin(-1)
+    return tokens.clamp(max=logits.shape[1] - 1), logits.amax(-1).isfinite()
+
+
+def gumbel_noise(keys: Tensor, vocab: int) -> Tensor:
+    """Noise `[rows, vocab]` of all token ids under int64 keys `[rows, 2]`; see `paceline.core.noise`."""
+    ids = torch.arange(vocab, device=keys.device)
+    bits = _mix32(_mix32((ids + keys[:, :1]) & _MASK32) ^ keys[:, 1:])
+    v = ((bits >> 1).float() + 0.5) * 2.0**-31
+    v = v.clamp(max=1 - 2.0**-24)
+    x = 1 - v
+    return -_log(-(_log(x) + ((1 - x) - v)))
+
+
+def _mix32(x: Tensor) -> Tensor:
+    x = ((x ^ (x >> 16)) * MULTIPLIERS[0]) & _MASK32
+    x = ((x ^ (x >> 15)) * MULTIPLIERS[1]) & _MASK32
+    return x ^ (x >> 15)
+
+
+def _log(x: Tensor) -> Tensor:
+    shifted = x.view(torch.int32) - SQRT_HALF_BITS
+    exponent = (shifted >> 23).float()
+    f = ((shifted & 0x7FFFFF) + SQRT_HALF_BITS).view(torch.float32) - 1
+    z = f * f
+    y = torch.full_like(f, LOG_COEFFICIENTS[0])
+    for coefficient in LOG_COEFFICIENTS[1:]:
+        y = y * f + coefficient
+    y = (y * f) * z
+    y = y + exponent * LOG2_LOW
+    y = y + z * -0.5
+    return (f + y) + exponent * LOG2_HIGH
