@@ -1,0 +1,97 @@
+"""The options that several commands share, and what they become: a Config and SamplingParams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
+
+import click
+
+from paceline.config import OPTION_PATHS, Config, Device, Dtype, load_config, to_toml
+from paceline.core.params import SamplingParams
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_ENGINE_OPTIONS = [
+    click.option("--model", help='"embedded", a directory, a GGUF file or a Hugging Face name.'),
+    click.option("--draft", help='"ngram", "none", or a model.'),
+    click.option("--num-speculative-tokens", type=int, metavar="N", help="Guesses per step."),
+    click.option("--dtype", type=click.Choice(get_args(Dtype)), help="How weights are held and multiplied."),
+    click.option("--draft-dtype", type=click.Choice(get_args(Dtype)), help="The same, of a draft model."),
+    click.option(
+        "--exact/--no-exact", default=None, help="Refuse modes that may differ from plain decoding."
+    ),
+    click.option("--device", type=click.Choice(get_args(Device))),
+    click.option("--threads", type=int, metavar="N", help="Processor cores to use; 0 = all."),
+    click.option(
+        "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="TOML file."
+    ),
+    click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any configuration key."),
+    click.option("--print-config", is_flag=True, help="Print the configuration in force and leave."),
+]
+
+_SAMPLING_OPTIONS = [
+    click.option("--max-tokens", type=int, metavar="N", help="Tokens to generate at most.  [default: 256]"),
+    click.option(
+        "--temperature", type=float, metavar="X", help="0 = greedy.  [default: the model's own, or 0]"
+    ),
+    click.option("--top-k", type=int, metavar="N", help="Keep the N likeliest tokens; 0 = all."),
+    click.option(
+        "--top-p", type=float, metavar="X", help="Keep the likeliest tokens of total probability X."
+    ),
+    click.option("--min-p", type=float, metavar="X", help="Keep tokens of at least X times the best's odds."),
+    click.option("--repetition-penalty", type=float, metavar="X"),
+    click.option("--presence-penalty", type=float, metavar="X"),
+    click.option("--frequency-penalty", type=float, metavar="X"),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated."),
+    click.option("--seed", type=int, metavar="N", help="Of the sampling noise."),
+    click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token."),
+]
+
+SAMPLING_NAMES = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "seed",
+    "ignore_eos",
+    "logprobs",
+)
+
+
+def engine_options(function: Function) -> Function:
+    return _decorate(function, _ENGINE_OPTIONS)
+
+
+def sampling_options(function: Function) -> Function:
+    return _decorate(function, _SAMPLING_OPTIONS)
+
+
+def _decorate(function: Function, options: Sequence[Callable[[Any], Any]]) -> Function:
+    decorated: Any = function
+    for option in reversed(options):
+        decorated = option(decorated)
+    return cast(Function, decorated)
+
+
+def config_of(values: dict[str, Any]) -> Config:
+    """The configuration that a command's option values ask for. Raises ConfigError."""
+    # A command's --seed belongs to its requests.
+    flat = {name: value for name, value in values.items() if name in OPTION_PATHS and name != "seed"}
+    return load_config(values["config_file"], values["overrides"], flat)
+
+
+def params_of(values: dict[str, Any]) -> SamplingParams:
+    """Raises RequestError."""
+    given = {name: values[name] for name in SAMPLING_NAMES if values.get(name) is not None}
+    return SamplingParams(**given)
+
+
+def print_config(config: Config) -> None:
+    click.echo(to_toml(config), nl=False)
