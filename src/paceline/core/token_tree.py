@@ -60,6 +60,9 @@ class TokenTree:
         if known is not None:
             if value > self.values[known]:
                 self.scores[known], self.values[known] = score, value
+                for below in range(known + 1, len(self.tokens)):
+                    above = self.parents[below]
+                    self.values[below] = self.scores[below] + (self.values[above] if above != ROOT else 0.0)
             return known
         node = len(self.tokens)
         self.tokens.append(token)
