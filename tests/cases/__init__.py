@@ -1,0 +1,1 @@
+"""Black-box cases from public bug reports of other engines; see README.md."""
