@@ -113,7 +113,7 @@ def byte_level_tokenizer(
             f"{where} uses the pre-tokenizer {pre!r}, which is not supported: text would be cut wrongly. "
             f"Supported: {', '.join(_PATTERNS)}. Use the model's Hugging Face checkpoint instead."
         )
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _WHOLE_WORDS))
+    tokenizer = _bpe(where, vocabulary, merges, ignore_merges=pre in _WHOLE_WORDS)
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[pre]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
@@ -144,11 +144,8 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
         token: score for token, score, kind in zip(tokens, scores, types, strict=True) if kind == NORMAL
     }
     unknown = tokens[int(metadata.get("tokenizer.ggml.unknown_token_id") or 0)]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocabulary, _merges(pieces, vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True
-        )
-    )
+    merges = _merges(pieces, vocabulary)
+    tokenizer = _bpe(where, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     spaced = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     underline = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = (
@@ -157,6 +154,15 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if spaced else steps)
     return tokenizer
+
+
+def _bpe(where: str, vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> Tokenizer:
+    try:
+        return Tokenizer(models.BPE(vocabulary, merges, **options))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise ModelError(
+            f"the vocabulary of {where} is damaged: {error}. Download the file again."
+        ) from error
 
 
 def _merges(pieces: Mapping[str, float], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:

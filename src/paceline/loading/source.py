@@ -40,7 +40,7 @@ def resolve(name: str) -> Source:
     if name.lower() in _EMBEDDED_NAMES:
         return Source("gguf", name, _embedded_path(), sha256=EMBEDDED_SHA256)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return Source("checkpoint", name, path)
     if path.is_file():
         return _file(name, path)
