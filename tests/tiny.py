@@ -1,7 +1,8 @@
 """Tiny models written as Hugging Face folders, for tests that go through the public faces.
 
-`write_random` makes a two-layer Llama whose every next token depends on the whole prefix. `write_markov` makes a
-model whose next-token logits are a given row per current token, so that a test can prescribe its output.
+`write_random` makes a two-layer Llama whose every next token depends on the whole prefix. `write_markov`
+makes a model whose next-token logits are a given row per current token, so that a test can prescribe its
+output.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def write_random(
     tied_rows: Sequence[tuple[int, int]] = (),
     tokenizer: tokenizers.Tokenizer | None = None,
 ) -> Path:
-    """window: sliding attention window of every layer. rows: of embedding and head, those past the tokenizer's
-    vocabulary never winning. tied_rows: pairs of tokens whose logits are equal everywhere."""
+    """window: sliding attention window of every layer. rows: of embedding and head, those past the
+    tokenizer's vocabulary with logits of zero. tied_rows: pairs of tokens whose logits are equal everywhere.
+    """
     rng = np.random.default_rng(seed)
     tensors = _body(layers, HIDDEN, HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, rng)
     head = _normal(rng, rows, HIDDEN) * np.float32(3.0)
@@ -90,7 +92,7 @@ def write_markov(
 
 
 def successor_logits(size: int, successors: Mapping[int, int], default: int, margin: float = 20.0) -> Array:
-    """Markov logits under which `successors[i]` (else `default`) follows i, all others far behind but apart."""
+    """Markov logits under which `successors[i]` (else `default`) follows i, the others far behind, apart."""
     logits = np.tile(np.linspace(0.0, -1.0, size, dtype=np.float32), (size, 1))
     for token in range(size):
         logits[token, successors.get(token, default)] += margin

@@ -197,6 +197,8 @@ class EngineCore:
             self._end(request, FinishReason.ERROR, verdict.error)
         else:
             self._accept(request, verdict, len(share.tree), now)
+        if request.ended is None:
+            self.scheduler.forget_unseen(request)
 
     def _accept(self, request: Request, verdict: Verdict, num_draft: int, now: float) -> None:
         prefilled = request.num_output == 0

@@ -30,6 +30,8 @@ class Request:
     """Invariants: `slots[p]` holds the KV of `tokens[p]` for every `p < num_computed`; while running, the
     slots of positions from `num_cached_slots` on are the request's own, those before belong to the prefix
     cache (held through `cache_node`). The last token's KV is never computed yet: it is the next root.
+    Positions below `num_forgotten` lie behind the attention window: their entries in `slots` are stale, held
+    by nobody and seen by nobody.
     """
 
     request_id: str
@@ -43,6 +45,7 @@ class Request:
     num_computed: int = 0
     cache_node: CacheNode | None = None
     num_cached_slots: int = 0
+    num_forgotten: int = 0
     # How far the executor's copy of `slots` is right; a step sends the rest.
     num_mirrored: int = 0
     # Whether the executor (and the drafter) must first be told the whole request, as after preemption.

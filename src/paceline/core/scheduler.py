@@ -18,12 +18,14 @@ MIN_CHUNK = 16
 @dataclass(frozen=True, slots=True)
 class Limits:
     """max_num_seqs: requests running at once.  max_batch_tokens: tokens in one target pass, guesses
-    included.  num_slots: tokens of KV in all.  context_length: tokens of one request, prompt and output."""
+    included.  num_slots: tokens of KV in all.  context_length: tokens of one request, prompt and output.
+    attention_window: positions that a token sees in any layer, its own included, 0 = all before it."""
 
     context_length: int
     num_slots: int
     max_num_seqs: int = 16
     max_batch_tokens: int = 512
+    attention_window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +108,15 @@ class Scheduler:
         assert request.cache_node is not None
         self.share_prefix(request, request.num_computed)
         self._cache.unlock(request.cache_node)
-        self._pool.release(request.slots[request.num_cached_slots :])
+        self._pool.release(request.slots[max(request.num_cached_slots, request.num_forgotten) :])
         self._rows.append(request.row)
         request.row, request.slots, request.cache_node = -1, [], None
-        request.num_cached_slots = request.num_computed = request.num_mirrored = 0
+        request.num_cached_slots = request.num_computed = request.num_mirrored = request.num_forgotten = 0
         request.proposal = None
 
     def share_prefix(self, request: Request, length: int) -> None:
-        """Hands the first `length` computed tokens over to the prefix cache."""
-        if length <= request.num_cached_slots:
+        """Hands the first `length` computed tokens over to the prefix cache, unless some are forgotten."""
+        if length <= request.num_cached_slots or request.num_forgotten:
             return
         assert request.cache_node is not None
         held = request.num_cached_slots
@@ -125,6 +127,19 @@ class Scheduler:
             request.slots[:length] = slots
             request.num_mirrored = min(request.num_mirrored, held)
         request.cache_node, request.num_cached_slots = node, owned
+
+    def forget_unseen(self, request: Request) -> None:
+        """Lets go of what lies behind the attention window of every token to come: own slots return to the
+        pool, a cached prefix may be evicted once none of it is seen."""
+        unseen = request.num_computed + 1 - self.limits.attention_window
+        if not self.limits.attention_window or unseen <= max(request.num_forgotten, request.num_cached_slots):
+            return
+        self._pool.release(request.slots[max(request.num_forgotten, request.num_cached_slots) : unseen])
+        if request.num_cached_slots:
+            assert request.cache_node is not None
+            self._cache.unlock(request.cache_node)
+            request.cache_node, request.num_cached_slots = self._cache.match(())[0], 0
+        request.num_forgotten = unseen
 
     # ------------------------------------------------------------ one pass
 

@@ -60,6 +60,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         num_slots=_num_slots(config, model, context, precision),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_batch_tokens=config.scheduler.max_batch_tokens,
+        attention_window=_attention_window(model),
     )
     if drafter is None:
         drafter = _drafter(config, model, limits, device)
@@ -113,6 +114,12 @@ def _context_length(config: Config, model: LoadedModel) -> int:
             "tokens: lower it."
         )
     return asked or model.context_length
+
+
+def _attention_window(model: LoadedModel) -> int:
+    """The widest window of any layer, 0 when some layer sees everything."""
+    windows = [layer.window for layer in model.spec.layers]
+    return max(windows) if all(windows) else 0
 
 
 def _num_slots(config: Config, model: LoadedModel, context: int, precision: Precision) -> int:
