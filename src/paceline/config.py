@@ -74,7 +74,8 @@ class SchedulerConfig(_Table, frozen=True):
 class Config(_Table, frozen=True):
     """model: "embedded", a directory or GGUF file, or a Hugging Face name.
 
-    exact: refuse every mode whose output could differ from plain decoding of the same model.
+    exact: where kernels are not batch-invariant by themselves (plain torch, CUDA), compute every token on its
+    own: slower, and the output is plain decoding's, bit for bit.
     threads: 0 = all cores this process may use.  seed: of requests that give none; unset = drawn from the
     system and reported.
     """

@@ -198,28 +198,35 @@ def test_compare_states_speed_and_identity(run: Run, engine: Engine) -> None:
     assert result.exit_code == 0
     assert result.stdout == "Draft early, verify once.\n"
     assert result.stderr.splitlines()[1:] == [
-        "without speculation: 5.0 tokens/s; with it 2.00 times as fast",
-        "the two outputs are identical, token for token",
+        "decoding with speculation 10.0 tokens/s, without 5.0: 2.00 times as fast (best of 2 runs each)",
+        "with and without speculation the output is identical, token for token",
     ]
-    plain = params(engine, 1)
-    assert (plain.num_speculative_tokens, plain.seed) == (0, 77)
+    asked = [params(engine, call) for call in range(4)]
+    assert [each.num_speculative_tokens for each in asked] == [None, 0, None, 0]
+    assert [each.seed for each in asked] == [None, 77, 77, 77]
 
 
 def test_compare_says_when_outputs_differ(run: Run, engine: Engine) -> None:
     engine.answer = staticmethod(lambda p: ["a", "b"] if p.num_speculative_tokens == 0 else ["a", "c"])
-    assert "the two outputs DIFFER from token 2 on" in run("generate", "Hello", "--compare").stderr
+    assert "the output DIFFERS from token 2 on" in run("generate", "Hello", "--compare").stderr
     engine.answer = staticmethod(lambda p: ["a"] if p.num_speculative_tokens == 0 else ["a", "c"])
-    assert "the two outputs DIFFER from token 2 on" in run("generate", "Hello", "--compare").stderr
+    assert "the output DIFFERS from token 2 on" in run("generate", "Hello", "--compare").stderr
 
 
 def test_compare_of_one_token_claims_no_speed(run: Run, engine: Engine) -> None:
     engine.answer = staticmethod(lambda _: ["a"])
-    assert "without speculation: too short to time\n" in run("generate", "Hello", "--compare").stderr
+    assert "the output is too short to compare speeds\n" in run("generate", "Hello", "--compare").stderr
 
 
 def test_compare_in_json(run: Run) -> None:
     result = json.loads(run("generate", "Hello", "--compare", "--json").stdout)
-    assert result["comparison"] == {"identical": True, "plain_tokens_per_s": 5.0, "speedup": 2.0}
+    assert result["comparison"] == {
+        "identical": True,
+        "runs": 2,
+        "tokens_per_s": 10.0,
+        "plain_tokens_per_s": 5.0,
+        "speedup": 2.0,
+    }
 
 
 @pytest.mark.parametrize(

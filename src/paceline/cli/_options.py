@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -20,7 +22,7 @@ _ENGINE_OPTIONS = [
     click.option("--dtype", type=click.Choice(get_args(Dtype)), help="How weights are held and multiplied."),
     click.option("--draft-dtype", type=click.Choice(get_args(Dtype)), help="The same, of a draft model."),
     click.option(
-        "--exact/--no-exact", default=None, help="Refuse modes that may differ from plain decoding."
+        "--exact/--no-exact", default=None, help="Bit for bit equal to plain decoding on any kernel."
     ),
     click.option("--device", type=click.Choice(get_args(Device))),
     click.option("--threads", type=int, metavar="N", help="Processor cores to use; 0 = all."),
@@ -91,6 +93,19 @@ def params_of(values: dict[str, Any]) -> SamplingParams:
     """Raises RequestError."""
     given = {name: values[name] for name in SAMPLING_NAMES if values.get(name) is not None}
     return SamplingParams(**given)
+
+
+@contextmanager
+def loading(config: Config) -> Iterator[None]:
+    """Says on a terminal what takes so long: the first time, kernels are compiled and weights converted."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    click.echo(f"loading {config.model} ...", err=True, nl=False)
+    try:
+        yield
+    finally:
+        click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def print_config(config: Config) -> None:

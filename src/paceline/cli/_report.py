@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,30 +67,43 @@ def as_object(output: RequestOutput) -> dict[str, Any]:
 
 
 class Comparison:
-    """One prompt, decoded with speculation and without."""
+    """One prompt, decoded several times with speculation and without. The best run of each counts: on a
+    machine that does other work as well, the slower ones measure that work."""
 
-    def __init__(self, speculative: RequestOutput, plain: RequestOutput) -> None:
-        self.identical = speculative.token_ids == plain.token_ids
-        self.plain_rate = tokens_per_second(plain)
-        rate = tokens_per_second(speculative)
-        self.speedup = rate / self.plain_rate if rate and self.plain_rate else None
-        pairs = zip(speculative.token_ids, plain.token_ids, strict=False)
-        self._same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(plain.token_ids))
+    def __init__(self, speculative: Sequence[RequestOutput], plain: Sequence[RequestOutput]) -> None:
+        first, *others = (output.token_ids for output in [*speculative, *plain])
+        self.runs = len(plain)
+        self.common = min(_common(first, other) for other in others)
+        self.identical = all(other == first for other in others)
+        self.rate, self.plain_rate = _best(speculative), _best(plain)
+        self.speedup = self.rate / self.plain_rate if self.rate and self.plain_rate else None
 
     def lines(self) -> list[str]:
-        speed = f"{self.plain_rate:.1f} tokens/s" if self.plain_rate else "too short to time"
-        lines = [f"without speculation: {speed}"]
+        speed = "the output is too short to compare speeds"
         if self.speedup:
-            lines[0] += f"; with it {self.speedup:.2f} times as fast"
+            speed = (
+                f"decoding with speculation {self.rate:.1f} tokens/s, without {self.plain_rate:.1f}: "
+                f"{self.speedup:.2f} times as fast (best of {self.runs} runs each)"
+            )
         if self.identical:
-            lines.append("the two outputs are identical, token for token")
-        else:
-            lines.append(f"the two outputs DIFFER from token {self._same + 1} on")
-        return lines
+            return [speed, "with and without speculation the output is identical, token for token"]
+        return [speed, f"with and without speculation the output DIFFERS from token {self.common + 1} on"]
 
     def as_object(self) -> dict[str, Any]:
         return {
             "identical": self.identical,
+            "runs": self.runs,
+            "tokens_per_s": self.rate,
             "plain_tokens_per_s": self.plain_rate,
             "speedup": self.speedup,
         }
+
+
+def _best(outputs: Sequence[RequestOutput]) -> float | None:
+    return max((rate for rate in map(tokens_per_second, outputs) if rate is not None), default=None)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens the two share before they part."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli._interrupt import deferred_interrupt
-from paceline.cli._options import config_of, engine_options, params_of, print_config, sampling_options
+from paceline.cli._options import (
+    config_of,
+    engine_options,
+    loading,
+    params_of,
+    print_config,
+    sampling_options,
+)
 from paceline.cli._report import summary
 from paceline.cli._stream import stream
 from paceline.core.params import SamplingParams
@@ -39,9 +46,11 @@ def command(**values: Any) -> None:
         return
     params = params_of(values)
 
-    from paceline import LLM
+    with loading(config):
+        from paceline import LLM
 
-    with LLM(config=config) as llm:
+        llm = LLM(config=config)
+    with llm:
         _Conversation(llm, params, values["system"], values["stats"]).run()
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from paceline.cli._options import config_of, engine_options, params_of, print_config, sampling_options
+from paceline.cli._options import (
+    config_of,
+    engine_options,
+    loading,
+    params_of,
+    print_config,
+    sampling_options,
+)
 from paceline.cli._report import Comparison, as_object, summary
 from paceline.cli._stream import stream
 from paceline.config import Config
@@ -28,7 +35,9 @@ if TYPE_CHECKING:
 @click.option("--logprobs", type=int, metavar="N", help="With --json: N alternatives per token.")
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
-@click.option("--compare", is_flag=True, help="Then decode without speculation: compare speed and tokens.")
+@click.option(
+    "--compare", is_flag=True, help="Also decode without speculation, twice each: compare speed and tokens."
+)
 @click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Write the event log.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON object instead of the text.")
 def command(prompt: str | None, **values: Any) -> None:
@@ -44,9 +53,11 @@ def command(prompt: str | None, **values: Any) -> None:
     _check(config, params, values)
     text = _prompt_text(prompt)
 
-    from paceline import LLM
+    with loading(config):
+        from paceline import LLM
 
-    with LLM(config=config, record=values["record"]) as llm:
+        llm = LLM(config=config, record=values["record"])
+    with llm:
         tokens = text if values["raw"] else llm.chat_prompt(_messages(text, values["system"]))
         _run(llm, tokens, params, values)
 
@@ -85,23 +96,28 @@ def _messages(text: str, system: str | None) -> list[dict[str, str]]:
 
 
 def _run(llm: LLM, prompt: str | list[int], params: SamplingParams, values: dict[str, Any]) -> None:
-    """Speculation's run first: the one without it then finds every cache warm, if anything to its gain."""
     silent = values["json_output"]
     output = _complete(llm, prompt, params, silent)
-    comparison = None
-    if values["compare"]:
-        # The same noise: the output says which seed was drawn.
-        plain = replace(params, num_speculative_tokens=0, seed=output.seed)
-        comparison = Comparison(output, _complete(llm, prompt, plain, silent=True))
+    if not silent:
+        click.echo(summary(output), err=True)
+    comparison = _compare(llm, prompt, params, output) if values["compare"] else None
     if silent:
         result = as_object(output)
         if comparison:
             result["comparison"] = comparison.as_object()
         click.echo(msgspec.json.encode(result))
-        return
-    click.echo(summary(output), err=True)
-    for line in comparison.lines() if comparison else []:
-        click.echo(line, err=True)
+    elif comparison:
+        for line in comparison.lines():
+            click.echo(line, err=True)
+
+
+def _compare(llm: LLM, prompt: str | list[int], params: SamplingParams, output: RequestOutput) -> Comparison:
+    """In turns, so that whatever else the machine does meets both."""
+    # The same noise for all: the output says which seed was drawn.
+    again = replace(params, seed=output.seed)
+    plain = replace(again, num_speculative_tokens=0)
+    outputs = [output, *(_complete(llm, prompt, each, silent=True) for each in (plain, again, plain))]
+    return Comparison(outputs[::2], outputs[1::2])
 
 
 def _complete(llm: LLM, prompt: str | list[int], params: SamplingParams, silent: bool) -> RequestOutput:
