@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
 from paceline.errors import ModelError
 from paceline.loading import load
+from paceline.loading.gguf_reader import metadata_of, open_gguf
 from tests.loading.support import logits
 from tests.tiny_checkpoints import (
     CASES,
@@ -164,3 +166,20 @@ def test_a_broken_file_is_refused_with_cause_and_remedy(
     for word in words:
         assert word in str(caught.value)
     assert not list((private_cache / "models").iterdir())
+
+
+def test_metadata_equal_the_packages_own_reading(tmp_path: Path) -> None:
+    arrays = {
+        "a__strings": ["", "é", "x" * 300],
+        "a__floats": [0.5, -1e-3],
+        "a__ints": [3, -4],
+        "a__bools": [True, False],
+    }
+    path = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", **arrays)
+    ours, theirs = open_gguf(path), gguf.GGUFReader(path)
+    assert metadata_of(ours) == metadata_of(theirs)
+    assert metadata_of(ours)["a.strings"] == arrays["a__strings"]
+    assert metadata_of(ours)["a.bools"] == [True, False]
+    assert [tensor.name for tensor in ours.tensors] == [tensor.name for tensor in theirs.tensors]
+    for a, b in zip(ours.tensors, theirs.tensors, strict=True):
+        assert np.array_equal(a.data, b.data)

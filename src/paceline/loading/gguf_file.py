@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 from gguf.quants import dequantize
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import ModelError
+from paceline.loading.gguf_reader import metadata_of, open_gguf
 from paceline.models.families import Blueprint, blueprint, gguf_name, weight_shapes
 from paceline.models.families.rope import divide
 
@@ -34,13 +34,13 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._reader = _open(path)
-        self.metadata: dict[str, Any] = {key: _value(field) for key, field in self._reader.fields.items()}
+        reader = open_gguf(path)
+        self.metadata = metadata_of(reader)
         if self.metadata.get("split.count", 0) > 1:
             raise ModelError(
                 f"{path} is one part of a split model. Join the parts with `llama-gguf-split --merge`."
             )
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture = str(self.metadata.get("general.architecture"))
         self.blueprint = self._blueprint()
 
@@ -243,48 +243,3 @@ class _Config:
                 )
             value = value[0]
         return int(value)
-
-
-class _Reader(gguf.GGUFReader):
-    """The package's reader, with errors that name the tensor."""
-
-    def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
-        for field in fields:
-            _, name_bytes, _, dims, raw_type, offset = field.parts
-            name = bytes(name_bytes).decode("utf-8", "replace")
-            try:
-                kind = gguf.GGMLQuantizationType(int(raw_type[0]))
-            except ValueError as error:
-                raise ModelError(
-                    f"tensor {name} has the unknown type {int(raw_type[0])}. Update the `gguf` package, or "
-                    "use a file with another quantisation, for example Q8_0, Q4_K_M or F16."
-                ) from error
-            block, size = gguf.GGML_QUANT_SIZES[kind]
-            end = start_offs + int(offset[0]) + int(np.prod(dims, dtype=np.int64)) * size // block
-            if end > len(self.data):
-                raise ModelError(
-                    f"the file is truncated: tensor {name} ends at byte {end:,} but the file has "
-                    f"{len(self.data):,}. Download it again."
-                )
-        super()._build_tensors(start_offs, fields)
-
-
-def _open(path: Path) -> gguf.GGUFReader:
-    try:
-        return _Reader(path)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
-    except (ValueError, LookupError, OverflowError, TypeError) as error:
-        raise ModelError(
-            f"cannot read {path} as a GGUF file ({error}): it is truncated or damaged. Download it again."
-        ) from error
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error}. Check that it exists and is readable.") from error
-
-
-def _value(field: gguf.ReaderField) -> Any:
-    value = field.contents()
-    if field.types == [gguf.GGUFValueType.FLOAT32]:
-        # The decimal number that the model's authors wrote, rather than its float32 neighbour.
-        return float(str(np.float32(value)))
-    return value

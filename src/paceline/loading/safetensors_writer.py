@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -65,6 +66,9 @@ class SafetensorsWriter:
         assert len(header) <= self._room
         self._file.seek(0)
         self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
+        # The folder is renamed into place afterwards; after a power cut the name must not outlive the bytes.
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
 
 def narrow(tensor: Tensor) -> Tensor:
