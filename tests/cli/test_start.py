@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -80,3 +82,12 @@ def test_a_closed_pipe_ends_quietly() -> None:
         process.stdout = None
         _, stderr = process.communicate(b"x")
     assert (process.returncode, stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    command = [sys.executable, "-m", "paceline", "version"]
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert re.fullmatch(r"error: .*No space left on device\n", result.stderr)

@@ -52,11 +52,15 @@ class Commands(click.Group):
         except BrokenPipeError:
             _mute_stdout()
             ctx.exit(_BROKEN_PIPE)
+        except OSError as error:
+            _mute_stdout()
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(1)
         return result
 
 
 def _mute_stdout() -> None:
-    """Nobody reads stdout any more: without this the interpreter complains when it flushes at exit."""
+    """Stdout takes no more: without this the interpreter complains again when it flushes at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
