@@ -66,7 +66,7 @@ class EngineCore:
         self._outputs: list[RequestDelta] = []
         self._released: list[str] = []
         self._shares: dict[str, Share] | None = None
-        self._drafting: dict[str, DraftItem] | None = None
+        self._drafting: dict[str, tuple[Request, DraftItem]] | None = None
         self._step = 0
         self._round = 0
 
@@ -106,7 +106,8 @@ class EngineCore:
         request = Request(event.request_id, list(event.prompt), len(event.prompt), event.params, now)
         problem = self._refusal(request)
         if problem:
-            self._emit(RequestDelta(request.request_id, (), (), FinishReason.ERROR, problem))
+            summary = RequestSummary(0, 0, request.speculation)
+            self._emit(RequestDelta(request.request_id, (), (), FinishReason.ERROR, problem, summary))
             return
         self.requests[request.request_id] = request
         self.scheduler.enter(request)
@@ -142,26 +143,27 @@ class EngineCore:
     def _on_draft_done(self, event: DraftDone) -> None:
         if self._drafting is None or event.round != self._round:
             return  # an answer to a round that was given up: dropped, never applied
-        items, self._drafting = self._drafting, None
+        asked, self._drafting = self._drafting, None
+        # A request that ended meanwhile may have a successor of the same id: it was not asked for.
+        current = {name: pair for name, pair in asked.items() if self.requests.get(name) is pair[0]}
         for proposal in event.proposals:
-            item = items.get(proposal.request_id)
-            request = self.requests.get(proposal.request_id)
-            if item is None or request is None or proposal.num_tokens != len(request.tokens):
+            request, item = current.get(proposal.request_id, (None, None))
+            if request is None or item is None or proposal.num_tokens != len(request.tokens):
                 continue
             request.proposal = self._checked(request, item, proposal)
-        for request_id in items:
-            if (request := self.requests.get(request_id)) is not None and request.proposal is None:
+        for request, _ in current.values():
+            if request.proposal is None:
                 request.proposal = TokenTree()
 
     def _checked(self, request: Request, item: DraftItem, proposal: Proposal) -> TokenTree:
         """The proposal as a tree within the bounds asked for; an invalid one costs only its own guesses."""
-        tokens, scores = proposal.tokens, proposal.scores or (0.0,) * len(proposal.tokens)
-        valid = (
-            proposal.error is None
-            and all(type(token) is int and 0 <= token < self.config.vocab_size for token in tokens)
-            and all(score <= 0.0 for score in scores)  # false for NaN
-        )
         try:
+            tokens, scores = proposal.tokens, proposal.scores or (0.0,) * len(proposal.tokens)
+            valid = (
+                proposal.error is None
+                and all(type(token) is int and 0 <= token < self.config.vocab_size for token in tokens)
+                and all(score <= 0.0 for score in scores)  # false for NaN
+            )
             tree = TokenTree.build(tokens, proposal.parents, scores) if valid else None
         except (ValueError, TypeError):
             tree = None
@@ -277,19 +279,20 @@ class EngineCore:
         if drafter is None or self.drafter_lost is not None:
             return []
         room = self.scheduler.draft_room()
-        items = {}
+        items: dict[str, tuple[Request, DraftItem]] = {}
         for request in self.scheduler.running:
             if not request.decoding or request.proposal is not None:
                 continue
             count = self._draft_length(request, drafter, len(room))
             count = min(count, room[request.request_id])
             if count > 0:
-                items[request.request_id] = self._draft_item(request, count, len(request.tokens))
+                item = self._draft_item(request, count, len(request.tokens))
+                items[request.request_id] = (request, item)
         if not items:
             return []
         self._round += 1
         self._drafting = items
-        return [GrowDrafts(self._round, tuple(items.values()))]
+        return [GrowDrafts(self._round, tuple(item for _, item in items.values()))]
 
     def _draft_length(self, request: Request, drafter: DrafterNeeds, batch_size: int) -> int:
         count = self.config.draft_length.wanted(batch_size)

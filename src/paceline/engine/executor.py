@@ -10,6 +10,7 @@ from paceline.core.work import (
     DrafterLost,
     Event,
     GrowDrafts,
+    Proposal,
     Release,
     RunTarget,
     Work,
@@ -41,7 +42,10 @@ class LocalExecutor:
         try:
             match work:
                 case GrowDrafts():
-                    return DraftDone(work.round, tuple(self._drafter.grow(work.items)))
+                    proposals = tuple(self._drafter.grow(work.items))
+                    if not all(isinstance(proposal, Proposal) for proposal in proposals):
+                        raise TypeError("grow must return Proposals")
+                    return DraftDone(work.round, proposals)
                 case AdvanceDrafts():
                     self._drafter.advance(work.items)
                 case Release():

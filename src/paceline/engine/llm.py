@@ -97,8 +97,8 @@ class LLM:
         params = params or SamplingParams()
         if params.n != 1:
             raise RequestError(f"a stream has one completion, not n = {params.n}: use generate.")
-        (request_id,) = self._add(prompt, params)
-        return self._stream(request_id)
+        # Started by the first `next`: a generator that never ran could not abort.
+        return self._stream(self.intake.prompt_ids(prompt), self.intake.params(params))
 
     def close(self) -> None:
         self.engine.close()
@@ -116,11 +116,13 @@ class LLM:
     def _add(self, prompt: Prompt, params: SamplingParams) -> list[str]:
         ids = self.intake.prompt_ids(prompt)
         each = [self.intake.params(params, index) for index in range(params.n)]
-        names = [f"r{next(self._ids)}" for _ in each]
-        for index, (name, resolved) in enumerate(zip(names, each, strict=True)):
-            self._chunks[name] = []
-            self.engine.add(name, index, ids, resolved)
-        return names
+        return [self._start(ids, resolved, index) for index, resolved in enumerate(each)]
+
+    def _start(self, ids: list[int], params: SamplingParams, index: int = 0) -> str:
+        name = f"r{next(self._ids)}"
+        self._chunks[name] = []
+        self.engine.add(name, index, ids, params)
+        return name
 
     def _refused(self, prompt: Prompt, params: SamplingParams, error: RequestError) -> list[RequestOutput]:
         ids = [] if isinstance(prompt, str) else list(prompt)
@@ -156,7 +158,8 @@ class LLM:
             self._forget(waiting, unfinished=waiting - outputs.keys())
         return outputs
 
-    def _stream(self, name: str) -> Generator[Chunk]:
+    def _stream(self, ids: list[int], params: SamplingParams) -> Generator[Chunk]:
+        name = self._start(ids, params)
         finished = False
         try:
             while not finished:
