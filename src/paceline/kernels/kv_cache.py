@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
+
 import torch
+from torch import Tensor
+
+_HUGE_PAGE = 2 << 20
 
 
 class KVCache:
@@ -22,8 +29,11 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         shape = (num_layers, num_slots, num_kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        if torch.device(device).type == "cpu":
+            self.keys, self.values = _zeros_in_huge_pages(shape, dtype), _zeros_in_huge_pages(shape, dtype)
+        else:
+            self.keys = torch.zeros(shape, dtype=dtype, device=device)
+            self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def num_slots(self) -> int:
@@ -34,3 +44,17 @@ class KVCache:
         """Bytes one slot takes over all layers, keys and values together."""
         layers, _, heads, dim = self.keys.shape
         return 2 * layers * heads * dim * self.keys.element_size()
+
+
+def _zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A decode step touches every layer's slots once: with small pages it would miss the TLB at every turn."""
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype)
+    region = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A kernel without huge pages refuses the advice; the memory serves all the same.
+    with contextlib.suppress(OSError):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    start = -torch.frombuffer(region, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
+    return torch.frombuffer(region, dtype=dtype, count=count, offset=start).view(shape)

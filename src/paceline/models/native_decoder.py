@@ -65,6 +65,10 @@ class NativeDecoder:
         """Bytes of packed matrices, which a pass over one token reads once."""
         return self._handle.weight_bytes
 
+    def read_weights(self) -> None:
+        """Reads all weights once with the decoder's threads and does nothing else: the floor of a pass."""
+        self._handle.read_weights()
+
     def forward(self, batch: TokenBatch, kv: KVCache) -> Tensor:
         """Logits `[len(batch.logit_rows), vocab_size]`, float32. The tensor is a view of a buffer that the
         next call overwrites. Raises ValueError for a malformed batch or a cache of the wrong kind."""

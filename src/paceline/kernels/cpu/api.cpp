@@ -23,6 +23,9 @@ void paceline_decoder_free(Decoder* decoder) { delete decoder; }
 
 int64_t paceline_weight_bytes(const Decoder* decoder) { return (int64_t)decoder->weight_bytes(); }
 
+// Reads every packed weight once with the decoder's team: what a pass over one token cannot beat.
+uint64_t paceline_read_weights(Decoder* decoder) { return decoder->read_weights(); }
+
 void paceline_pack(Decoder* decoder, int32_t layer, int32_t id, const Decoder::Part* parts, int32_t count) {
     decoder->pack(layer, (paceline::MatrixId)id, parts, count);
 }

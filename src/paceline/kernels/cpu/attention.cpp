@@ -38,12 +38,15 @@ void merge(float* into, const float* from, int value_width) {
 
 template <class Step> class Unit {
   public:
-    Unit(const Batch& batch, const HeadShape& shape, int window, const Cache& cache, const TokenGroup& group, int head)
-        : batch_(batch), shape_(shape), window_(window), group_(group), tile_(shape.head_dim, shape.kv_heads, head, cache),
-          value_width_((int)round_up(shape.head_dim, 16)), words_(shape.head_dim / Step::per), head_(head) {
-        queries_.resize((size_t)kMaxQueries * words_);
-        scratch_.resize((size_t)kMaxQueries * shape.state_floats());
-        states_ = {scratch_.data(), shape.state_floats(), value_width_};
+    Unit(const Batch& batch, const HeadShape& shape, int window, const Cache& cache, const TokenGroup& group, int head,
+         AttentionScratch& scratch)
+        : batch_(batch), shape_(shape), window_(window), group_(group),
+          tile_(shape.head_dim, shape.kv_heads, head, cache, scratch), value_width_((int)round_up(shape.head_dim, 16)),
+          words_(shape.head_dim / Step::per), head_(head), queries_(scratch.queries) {
+        const size_t most = std::max(kMaxQueries, shape.group());
+        queries_.resize(most * words_);
+        scratch.states.resize(most * shape.state_floats());
+        states_ = {scratch.states.data(), shape.state_floats(), value_width_};
     }
 
     void load_queries(const float* queries, size_t stride) {
@@ -60,7 +63,12 @@ template <class Step> class Unit {
         const int g = shape_.group();
         for (int q = 0; q < group_.count * g; q++) states_.clear(q);
         const int begin = segment * kSegment, end = std::min(begin + kSegment, group_.end);
-        for (int block = begin; block < end; block += kBlock) run_block(block);
+        const int ahead = group_.first + group_.count - 1;
+        if (into_running == false) tile_.template prefetch_block<Step>(batch_, ahead, begin);
+        for (int block = begin; block < end; block += kBlock) {
+            tile_.template prefetch_block<Step>(batch_, ahead, block + kBlock);
+            run_block(block);
+        }
         for (int t = 0; t < group_.count; t++)
             for (int h = 0; h < g; h++) {
                 const size_t index = ((size_t)(group_.first + t) * shape_.heads + head_ * g + h) * segments + slot;
@@ -137,8 +145,7 @@ template <class Step> class Unit {
     const TokenGroup& group_;
     BlockTile tile_;
     const int value_width_, words_, head_;
-    std::vector<uint32_t> queries_;
-    std::vector<float> scratch_;
+    std::vector<uint32_t>& queries_;
     States states_;
     alignas(64) float scores_[kMaxQueries * kBlock];
     alignas(64) typename Step::Element weights_[kMaxQueries * kBlock];
@@ -147,13 +154,13 @@ template <class Step> class Unit {
 
 template <class Step>
 void attend_as(const Batch& batch, const AttentionPlan& plan, const HeadShape& shape, int window, const Cache& cache,
-               const float* queries, size_t q_stride, int unit, float* states) {
+               const float* queries, size_t q_stride, int unit, AttentionScratch& scratch, float* states) {
     const int per_group = shape.kv_heads * (plan.split ? plan.segments : 1);
     const TokenGroup& group = plan.groups[plan.groups.size() - 1 - unit / per_group];
     const int head = unit % per_group % shape.kv_heads;
     const int from = segment_of(first_visible(batch.positions[group.first], window));
     const int to = segment_of(group.end - 1);
-    Unit<Step> work(batch, shape, window, cache, group, head);
+    Unit<Step> work(batch, shape, window, cache, group, head, scratch);
     work.load_queries(queries, q_stride);
     if (plan.split) {
         const int segment = unit % per_group / shape.kv_heads;
@@ -195,9 +202,9 @@ AttentionPlan plan_attention(const Batch& batch, const HeadShape& shape, int thr
 }
 
 void attend(DType kv, const Batch& batch, const AttentionPlan& plan, const HeadShape& shape, int window, const Cache& cache,
-            const float* queries, size_t q_stride, int unit, float* states) {
-    if (kv == DType::f32) attend_as<F32Step>(batch, plan, shape, window, cache, queries, q_stride, unit, states);
-    else attend_as<Bf16Step>(batch, plan, shape, window, cache, queries, q_stride, unit, states);
+            const float* queries, size_t q_stride, int unit, AttentionScratch& scratch, float* states) {
+    if (kv == DType::f32) attend_as<F32Step>(batch, plan, shape, window, cache, queries, q_stride, unit, scratch, states);
+    else attend_as<Bf16Step>(batch, plan, shape, window, cache, queries, q_stride, unit, scratch, states);
 }
 
 void finish_attention(const HeadShape& shape, int segments, int last_segment, const float* states, float* out) {
@@ -208,8 +215,9 @@ void finish_attention(const HeadShape& shape, int segments, int last_segment, co
         merged[width] = -INFINITY;
         const float* state = states + (size_t)h * segments * floats;
         for (int s = 0; s <= last_segment; s++) merge(merged, state + (size_t)s * floats, width);
+        // A block adds zeros of either sign for the lanes it masks: adding zero leaves only +0.
         const float inverse = 1.0f / merged[width + 1];
-        for (int i = 0; i < shape.head_dim; i++) out[h * shape.head_dim + i] = merged[i] * inverse;
+        for (int i = 0; i < shape.head_dim; i++) out[h * shape.head_dim + i] = merged[i] * inverse + 0.0f;
     }
 }
 

@@ -1,6 +1,6 @@
 // Attention of new tokens over cached slots.
 //
-// A token's positions are taken in blocks of 32 aligned to absolute positions, blocks in segments of 256. Inside a
+// A token's positions are taken in blocks of 32 aligned to absolute positions, blocks in segments of 128. Inside a
 // segment the softmax runs online over blocks; segments are merged in order. All of it depends on the token's
 // position and window alone, never on the tokens that share a block's loads.
 #pragma once
@@ -13,7 +13,7 @@
 namespace paceline {
 
 constexpr int kBlock = 32;
-constexpr int kSegment = 256;
+constexpr int kSegment = 128;
 constexpr int kMaxQueries = 48;  // query heads x tokens that share one block's loads
 
 struct Batch {
@@ -53,9 +53,15 @@ struct AttentionPlan {
 
 AttentionPlan plan_attention(const Batch& batch, const HeadShape& shape, int threads);
 
+// Buffers of one worker, reused between units.
+struct AttentionScratch {
+    std::vector<uint32_t> keys, values, queries;
+    std::vector<float> states;
+};
+
 // Runs one unit. queries: [T, q_stride] float; states: [T, heads, plan.segments, state_floats].
 void attend(DType kv, const Batch& batch, const AttentionPlan& plan, const HeadShape& shape, int window, const Cache& cache,
-            const float* queries, size_t q_stride, int unit, float* states);
+            const float* queries, size_t q_stride, int unit, AttentionScratch& scratch, float* states);
 
 // Merges a token's segments and writes its [heads * head_dim] output.
 void finish_attention(const HeadShape& shape, int segments, int last_segment, const float* states, float* out);

@@ -130,6 +130,10 @@ class DecoderHandle:
     def weight_bytes(self) -> int:
         return int(self._lib.paceline_weight_bytes(self._pointer))
 
+    def read_weights(self) -> None:
+        """Reads all packed weights once with the decoder's threads; for measuring memory bandwidth."""
+        self._lib.paceline_read_weights(self._pointer)
+
     def pack(self, layer: int, matrix: str, parts: Sequence[Tensor]) -> None:
         """Packs `[out, in]` tensors, stacked in the given order, as one matrix. Nothing is held on to."""
         same = {part.dtype for part in parts} == {torch.bfloat16}
@@ -196,6 +200,8 @@ def _library() -> ctypes.CDLL:
     lib.paceline_decoder_free.argtypes = [c_void_p]
     lib.paceline_weight_bytes.restype = c_int64
     lib.paceline_weight_bytes.argtypes = [c_void_p]
+    lib.paceline_read_weights.restype = c_uint64
+    lib.paceline_read_weights.argtypes = [c_void_p]
     lib.paceline_pack.restype = None
     lib.paceline_pack.argtypes = [c_void_p, c_int32, c_int32, POINTER(_PartStruct), c_int32]
     lib.paceline_set_vector.restype = None

@@ -2,7 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <new>
+
+#include "simd.h"
 
 namespace paceline {
 
@@ -24,7 +27,7 @@ Arena::Arena(size_t bytes) : bytes_(round_up(bytes, kHuge) + kHuge) {
     void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<uint8_t*>(p);
-    used_ = round_up(reinterpret_cast<size_t>(base_), kHuge) - reinterpret_cast<size_t>(base_);
+    used_ = start_ = round_up(reinterpret_cast<size_t>(base_), kHuge) - reinterpret_cast<size_t>(base_);
 #if defined(MADV_HUGEPAGE)
     madvise(base_ + used_, bytes_ - kHuge, MADV_HUGEPAGE);
 #endif
@@ -40,7 +43,7 @@ uint8_t* Arena::take(size_t bytes) {
 
 Decoder::Decoder(const Spec& spec, int threads, const int* cores, int num_cores)
     : spec_(spec), shape_{spec.heads, spec.kv_heads, spec.head_dim, spec.attn_scale},
-      vectors_((size_t)spec.layers * (size_t)VectorId::count), team_(threads, cores, num_cores) {
+      vectors_((size_t)spec.layers * (size_t)VectorId::count), team_(threads, cores, num_cores), scratch_(threads) {
     const int half = spec.head_dim / 2, attn = spec.heads * spec.head_dim;
     for (int r = 0; r < spec.ropes; r++) {
         ropes_.emplace_back(spec.inv_freq + r * half, spec.inv_freq + (r + 1) * half);
@@ -70,6 +73,22 @@ Decoder::Decoder(const Spec& spec, int threads, const int* cores, int num_cores)
     spec_.inv_freq = spec_.rope_scale = nullptr;
 }
 
+uint64_t Decoder::read_weights() {
+    constexpr size_t piece = size_t{256} << 10;
+    std::atomic<uint64_t> total{0};
+    const std::function<void(int)> job = [&](int worker) {
+        team_.each(worker, (int)(weight_bytes_ / piece), [&](int i) {
+            v16u sum[4] = {};
+            const uint8_t* p = arena_->first() + i * piece;
+            for (size_t at = 0; at < piece; at += 256)
+                for (int j = 0; j < 4; j++) sum[j] ^= load_as<v16u>(p + at + 64 * j);
+            total += (sum[0] ^ sum[1] ^ sum[2] ^ sum[3])[0];
+        });
+    };
+    team_.run(job);
+    return total;
+}
+
 Matrix& Decoder::matrix(int layer, MatrixId id) {
     switch (id) {
         case MatrixId::qkv: return layers_[layer].qkv;
@@ -93,8 +112,8 @@ void Decoder::pack(int layer, MatrixId id, const Part* parts, int count) {
             const size_t at = id == MatrixId::gate_up ? (size_t)i / 16 * kPanel + i % 16 + 16 * p : next++;
             rows[at] = parts[p].data + i * row_bytes;
         }
-    const std::function<void()> job = [&] {
-        team_.each(m.panels(), 1, [&](int panel) { pack_panel(m, panel, {rows.data() + (size_t)panel * kPanel, dtype}); });
+    const std::function<void(int)> job = [&](int worker) {
+        team_.each(worker, m.panels(), [&](int panel) { pack_panel(m, panel, {rows.data() + (size_t)panel * kPanel, dtype}); });
     };
     team_.run(job);
 }

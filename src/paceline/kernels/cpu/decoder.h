@@ -37,10 +37,11 @@ class Arena {
     ~Arena();
     Arena(const Arena&) = delete;
     uint8_t* take(size_t bytes);
+    const uint8_t* first() const { return base_ + start_; }
 
   private:
     uint8_t* base_;
-    size_t bytes_, used_ = 0;
+    size_t bytes_, start_ = 0, used_ = 0;
 };
 
 struct KvView {
@@ -65,6 +66,8 @@ class Decoder {
     int check(const Batch& batch, const KvView& kv) const;
     void forward(const Batch& batch, const KvView& kv, float* logits);
 
+    uint64_t read_weights();
+
     size_t weight_bytes() const { return weight_bytes_; }
     Team& team() { return team_; }
 
@@ -88,6 +91,7 @@ class Decoder {
     // Reused between passes. Each has one row stride for life, so that padding stays zero.
     std::vector<float> residual_, normed_, qkv_, attended_, gated_, branch_, states_, angles_;
     std::vector<uint8_t> acts_;
+    std::vector<AttentionScratch> scratch_;  // one per worker
 };
 
 }  // namespace paceline

@@ -59,19 +59,31 @@ struct Source {
 void pack_panel(const Matrix& m, int panel, const Source& source);
 void unpack_row(const Matrix& m, int row, float* out);
 
+// Weights to bring into the second-level cache while a tile is computed: `lines` cache lines for 128 bytes read.
+struct Ahead {
+    const uint8_t* from;
+    int lines;
+};
+
 // out[i][0..32) = rows of `acts` times one panel, for up to kMaxTile rows.
 constexpr int kMaxTile = 12;
-using TileFn = void (*)(const uint8_t* panel, const uint8_t* acts, size_t act_bytes, int steps, float* out);
+constexpr size_t kDistance = 12 << 10;
+using TileFn = void (*)(const uint8_t* panel, const uint8_t* acts, size_t act_bytes, int steps, float* out, Ahead ahead);
 TileFn tile_function(DType dtype, int rows);
 
-// Calls sink(first_row, rows, tile) for all row tiles of one panel, rows split as evenly as tiles allow.
+// Calls sink(first_row, rows, tile) for all row tiles of one panel, rows split as evenly as tiles allow. One
+// row keeps memory busy by itself. With several the products take longer: one tile asks for what it will read in a
+// while; of more tiles the first two ask for the next panel, half each.
 template <class Sink> void panel_product(const Matrix& m, int p, const uint8_t* acts, int rows, Sink&& sink) {
     alignas(64) float tile[kMaxTile * kPanel];
     const size_t act_bytes = act_row_bytes(m.dtype, m.k);
     const int tiles = (rows + kMaxTile - 1) / kMaxTile;
     for (int t = 0, row = 0; t < tiles; t++) {
         const int count = (rows - row + tiles - t - 1) / (tiles - t);
-        tile_function(m.dtype, count)(m.panel(p), acts + row * act_bytes, act_bytes, m.steps(), tile);
+        Ahead ahead{nullptr, 0};
+        if (tiles > 1 && t < 2) ahead = {m.panel(p + 1) + t * m.panel_bytes() / 2, 1};
+        else if (tiles == 1 && count > 4) ahead = {m.panel(p) + kDistance, 2};
+        tile_function(m.dtype, count)(m.panel(p), acts + row * act_bytes, act_bytes, m.steps(), tile, ahead);
         sink(row, count, tile);
         row += count;
     }

@@ -20,29 +20,29 @@ class Pass {
         reserve();
     }
 
-    void run() {
+    void run(int worker) {
         const int tokens = b_.tokens_count, last = s_.layers - 1;
-        team_.each(tokens, 1, [&](int t) { embed(t); });
+        team_.each(worker, tokens, [&](int t) { embed(t); });
         for (int i = 0; i <= last; i++) {
             const bool final = i == last;
             const int rows = final ? b_.logits_count : tokens;
             const Layer& layer = d_.layers_[i];
-            linear(layer.qkv, tokens, d_.vector(i, VectorId::qkv_bias), d_.qkv_.data(), qkv_, (int)qkv_);
-            team_.each(tokens, 1, [&](int t) { rotate_and_store(i, t); });
+            linear(worker, layer.qkv, tokens, d_.vector(i, VectorId::qkv_bias), d_.qkv_.data(), qkv_, (int)qkv_);
+            team_.each(worker, tokens, [&](int t) { rotate_and_store(i, t); });
             if (rows == 0) return;
-            attention(i);
-            team_.each(rows, 1, [&](int r) { gather_attention(r, final ? b_.logit_rows[r] : r); });
-            linear(layer.o, rows, d_.vector(i, VectorId::o_bias), d_.branch_.data(), hidden_, (int)hidden_);
-            team_.each(rows, 1, [&](int r) {
+            attention(worker, i);
+            team_.each(worker, rows, [&](int r) { gather_attention(r, final ? b_.logit_rows[r] : r); });
+            linear(worker, layer.o, rows, d_.vector(i, VectorId::o_bias), d_.branch_.data(), hidden_, (int)hidden_);
+            team_.each(worker, rows, [&](int r) {
                 join(i, VectorId::post_attn_norm, r, final ? b_.logit_rows[r] : r, d_.vector(i, VectorId::mlp_norm));
             });
-            gated(i, rows);
-            team_.each(rows, 1, [&](int r) { prepare(d_.gated_.data() + r * gated_, s_.intermediate, r); });
-            linear(layer.down, rows, d_.vector(i, VectorId::down_bias), d_.branch_.data(), hidden_, (int)hidden_);
+            gated(worker, i, rows);
+            team_.each(worker, rows, [&](int r) { prepare(d_.gated_.data() + r * gated_, s_.intermediate, r); });
+            linear(worker, layer.down, rows, d_.vector(i, VectorId::down_bias), d_.branch_.data(), hidden_, (int)hidden_);
             const float* next = final ? d_.vector(0, VectorId::final_norm) : d_.vector(i + 1, VectorId::attn_norm);
-            team_.each(rows, 1, [&](int r) { join(i, VectorId::post_mlp_norm, r, final ? b_.logit_rows[r] : r, next); });
+            team_.each(worker, rows, [&](int r) { join(i, VectorId::post_mlp_norm, r, final ? b_.logit_rows[r] : r, next); });
         }
-        linear(d_.head_, b_.logits_count, nullptr, logits_, s_.vocab, s_.vocab);
+        linear(worker, d_.head_, b_.logits_count, nullptr, logits_, s_.vocab, s_.vocab);
     }
 
   private:
@@ -101,8 +101,8 @@ class Pass {
     }
 
     // out[row, :columns] = acts row . m + bias
-    void linear(const Matrix& m, int rows, const float* bias, float* out, size_t stride, int columns) {
-        team_.each(m.panels(), 1, [&](int p) {
+    void linear(int worker, const Matrix& m, int rows, const float* bias, float* out, size_t stride, int columns) {
+        team_.each(worker, m.panels(), [&](int p) {
             panel_product(m, p, d_.acts_.data(), rows, [&](int row, int count, float* tile) {
                 const int width = std::min(kPanel, columns - p * kPanel);
                 for (int r = 0; r < count; r++) {
@@ -116,11 +116,11 @@ class Pass {
         });
     }
 
-    void gated(int layer, int rows) {
+    void gated(int worker, int layer, int rows) {
         const Matrix& m = d_.layers_[layer].gate_up;
         const float* gate_bias = d_.vector(layer, VectorId::gate_bias);
         const float* up_bias = d_.vector(layer, VectorId::up_bias);
-        team_.each(m.panels(), 1, [&](int p) {
+        team_.each(worker, m.panels(), [&](int p) {
             panel_product(m, p, d_.acts_.data(), rows, [&](int row, int count, float* tile) {
                 for (int r = 0; r < count; r++) {
                     v16f gate = load(tile + r * kPanel), up = load(tile + r * kPanel + 16);
@@ -168,11 +168,11 @@ class Pass {
         for (; i < count; i++) store_as(out + i * 2, to_bf16(x[i]));
     }
 
-    void attention(int layer) {
+    void attention(int worker, int layer) {
         const Cache cache{cache_row(kv_.keys, layer, 0), cache_row(kv_.values, layer, 0)};
-        team_.each(plan_.units(d_.shape_), 1, [&](int unit) {
+        team_.each(worker, plan_.units(d_.shape_), [&](int unit) {
             attend(d_.kv_dtype(), b_, plan_, d_.shape_, d_.layers_[layer].window, cache, d_.qkv_.data(), qkv_, unit,
-                   d_.states_.data());
+                   d_.scratch_[worker], d_.states_.data());
         });
     }
 
@@ -197,7 +197,7 @@ class Pass {
 void Decoder::forward(const Batch& batch, const KvView& kv, float* logits) {
     if (batch.tokens_count == 0) return;
     Pass pass(*this, batch, kv, logits);
-    const std::function<void()> job = [&] { pass.run(); };
+    const std::function<void(int)> job = [&](int worker) { pass.run(worker); };
     team_.run(job);
 }
 

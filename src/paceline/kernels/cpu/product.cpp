@@ -9,14 +9,22 @@ namespace paceline {
 
 namespace {
 
-constexpr int kAhead = 4096;  // bytes of the weight stream asked for in advance
+constexpr int kAhead = 16384;  // bytes of the weight stream asked for in advance
 
-template <class Step, int Rows> void dot_tile(const uint8_t* w, const uint8_t* acts, size_t act_bytes, int steps, float* out) {
-    v16f acc[Rows][2] = {};
+inline void ask(Ahead& ahead) {
+    if (ahead.lines > 0) __builtin_prefetch(ahead.from, 0, 2);
+    if (ahead.lines > 1) __builtin_prefetch(ahead.from + 64, 0, 2);
+    ahead.from += ahead.lines * 64;
+}
+
+template <class Step, int Rows>
+void dot_tile(const uint8_t* w, const uint8_t* acts, size_t act_bytes, int steps, float* out, Ahead ahead) {
+    v16f acc[Rows][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; r++) acc[r][0] = acc[r][1] = v16f{};
     for (int s = 0; s < steps; s++, w += 128) {
-        __builtin_prefetch(w + kAhead);
-        __builtin_prefetch(w + kAhead + 64);
         const v16u w0 = load_as<v16u>(w), w1 = load_as<v16u>(w + 64);
+        if (Rows > 4) ask(ahead);
 #pragma GCC unroll 12
         for (int r = 0; r < Rows; r++) {
             const uint32_t x = dword(acts + r * act_bytes + s * 4);
@@ -24,6 +32,7 @@ template <class Step, int Rows> void dot_tile(const uint8_t* w, const uint8_t* a
             acc[r][1] = Step::step(acc[r][1], w1, x);
         }
     }
+#pragma GCC unroll 12
     for (int r = 0; r < Rows; r++) {
         store(out + r * kPanel, acc[r][0]);
         store(out + r * kPanel + 16, acc[r][1]);
@@ -39,40 +48,73 @@ inline v16i dot4(v16i acc, v16u w, uint32_t x) {
 #endif
 }
 
-// The integer sums are exact, so only the float sum over groups has an order.
-template <int Rows> void int8_tile(const uint8_t* w, const uint8_t* acts, size_t act_bytes, int groups, float* out) {
-    v16f acc[Rows][2] = {};
-    for (int g = 0; g < groups; g++, w += kGroupBytes) {
-        const ActGroup* x[Rows];
-        v16i part[Rows][2] = {};
-        for (int r = 0; r < Rows; r++) x[r] = reinterpret_cast<const ActGroup*>(acts + r * act_bytes) + g;
-        for (int s = 0; s < 16; s++) {
-            __builtin_prefetch(w + kAhead + s * 128);
-            __builtin_prefetch(w + kAhead + s * 128 + 64);
+// What a group of 64 adds: the integer sums are exact, so only the float sum over groups has an order.
+template <int Rows> void add_group(v16f (&acc)[Rows][2], const v16i (&part)[Rows][2], const ActGroup* const* x, const uint8_t* scales) {
 #pragma GCC unroll 12
-            for (int r = 0; r < Rows; r++) {
-                part[r][0] = dot4(part[r][0], load_as<v16u>(w + s * 128), dword(x[r]->high + 4 * s));
-                part[r][1] = dot4(part[r][1], load_as<v16u>(w + s * 128 + 64), dword(x[r]->high + 4 * s));
-            }
+    for (int r = 0; r < Rows; r++)
+        for (int b = 0; b < 2; b++) {
+            const v16f scale = from_bf16(load_as<v16h>(scales + b * 32)) * x[r]->scale;
+            acc[r][b] = fma(__builtin_convertvector(part[r][b], v16f), scale, acc[r][b]);
         }
-#pragma GCC unroll 12
-        for (int r = 0; r < Rows; r++)
-            for (int b = 0; b < 2; b++) part[r][b] = (part[r][b] << 8) + x[r]->start;
-        for (int s = 0; s < 16; s++) {
-#pragma GCC unroll 12
-            for (int r = 0; r < Rows; r++) {
-                part[r][0] = dot4(part[r][0], load_as<v16u>(w + s * 128), dword(x[r]->low + 4 * s));
-                part[r][1] = dot4(part[r][1], load_as<v16u>(w + s * 128 + 64), dword(x[r]->low + 4 * s));
-            }
+}
+
+// Few rows: both halves of the activations at once, so that the weights are read once.
+template <int Rows> inline void narrow_group(v16i (&part)[Rows][2], const uint8_t* w, const ActGroup* const* x) {
+    v16i high[Rows][2] = {}, low[Rows][2];
+    for (int r = 0; r < Rows; r++) low[r][0] = low[r][1] = splat_i(x[r]->start);
+#pragma GCC unroll 4
+    for (int s = 0; s < 16; s++) {
+        const v16u w0 = load_as<v16u>(w + s * 128), w1 = load_as<v16u>(w + s * 128 + 64);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; r++) {
+            high[r][0] = dot4(high[r][0], w0, dword(x[r]->high + 4 * s));
+            high[r][1] = dot4(high[r][1], w1, dword(x[r]->high + 4 * s));
+            low[r][0] = dot4(low[r][0], w0, dword(x[r]->low + 4 * s));
+            low[r][1] = dot4(low[r][1], w1, dword(x[r]->low + 4 * s));
         }
-        const uint8_t* scales = w + kGroup * kPanel;
-#pragma GCC unroll 12
-        for (int r = 0; r < Rows; r++)
-            for (int b = 0; b < 2; b++) {
-                const v16f scale = from_bf16(load_as<v16h>(scales + b * 32)) * x[r]->scale;
-                acc[r][b] = fma(__builtin_convertvector(part[r][b], v16f), scale, acc[r][b]);
-            }
     }
+    for (int r = 0; r < Rows; r++)
+        for (int b = 0; b < 2; b++) part[r][b] = (high[r][b] << 8) + low[r][b];
+}
+
+// Many rows: one accumulator each, the high half first, so that they fit the registers.
+template <int Rows>
+inline void wide_group(v16i (&part)[Rows][2], const uint8_t* w, const ActGroup* const* x, Ahead& ahead) {
+    for (int s = 0; s < 16; s++) {
+        ask(ahead);
+#pragma GCC unroll 12
+        for (int r = 0; r < Rows; r++) {
+            part[r][0] = dot4(part[r][0], load_as<v16u>(w + s * 128), dword(x[r]->high + 4 * s));
+            part[r][1] = dot4(part[r][1], load_as<v16u>(w + s * 128 + 64), dword(x[r]->high + 4 * s));
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; r++)
+        for (int b = 0; b < 2; b++) part[r][b] = (part[r][b] << 8) + x[r]->start;
+    for (int s = 0; s < 16; s++) {
+#pragma GCC unroll 12
+        for (int r = 0; r < Rows; r++) {
+            part[r][0] = dot4(part[r][0], load_as<v16u>(w + s * 128), dword(x[r]->low + 4 * s));
+            part[r][1] = dot4(part[r][1], load_as<v16u>(w + s * 128 + 64), dword(x[r]->low + 4 * s));
+        }
+    }
+}
+
+template <int Rows>
+void int8_tile(const uint8_t* w, const uint8_t* acts, size_t act_bytes, int groups, float* out, Ahead ahead) {
+    v16f acc[Rows][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; r++) acc[r][0] = acc[r][1] = v16f{};
+    const ActGroup* x[Rows];
+    for (int r = 0; r < Rows; r++) x[r] = reinterpret_cast<const ActGroup*>(acts + r * act_bytes);
+    for (int g = 0; g < groups; g++, w += kGroupBytes) {
+        v16i part[Rows][2] = {};
+        if constexpr (Rows <= 4) narrow_group<Rows>(part, w, x);
+        else wide_group<Rows>(part, w, x, ahead);
+        add_group<Rows>(acc, part, x, w + kGroup * kPanel);
+        for (int r = 0; r < Rows; r++) x[r]++;
+    }
+#pragma GCC unroll 12
     for (int r = 0; r < Rows; r++) {
         store(out + r * kPanel, acc[r][0]);
         store(out + r * kPanel + 16, acc[r][1]);

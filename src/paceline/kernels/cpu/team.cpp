@@ -64,7 +64,7 @@ void Gate::wait_beyond(uint32_t seen, int spins) {
     asleep_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-Team::Team(int threads, const int* cores, int num_cores) : size_(threads), cores_(cores, cores + num_cores) {
+Team::Team(int threads, const int* cores, int num_cores) : size_(threads), cores_(cores, cores + num_cores), taken_(new Taken[threads]) {
     for (int i = 1; i < size_; i++) threads_.emplace_back([this, i] { worker(i); });
 }
 
@@ -74,15 +74,15 @@ Team::~Team() {
     for (auto& thread : threads_) thread.join();
 }
 
-void Team::run(const std::function<void()>& job) {
+void Team::run(const std::function<void(int)>& job) {
     std::lock_guard<std::mutex> lock(running_);
     job_ = &job;
     start_.advance();
     if (cores_.empty()) {
-        job();
+        job(0);
     } else {
         Pin pin(cores_[0]);
-        job();
+        job(0);
     }
     barrier();
 }
@@ -94,7 +94,7 @@ void Team::worker(int index) {
         start_.wait_beyond(seen, kIdleSpins);
         seen++;
         if (stop_) return;
-        (*job_)();
+        (*job_)(index);
         barrier();
     }
 }
@@ -103,7 +103,7 @@ void Team::barrier() {
     uint32_t seen = stage_.value();
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
         arrived_.store(0, std::memory_order_relaxed);
-        next_.store(0, std::memory_order_relaxed);
+        for (int i = 0; i < size_; i++) taken_[i].count.store(0, std::memory_order_relaxed);
         stage_.advance();
         return;
     }

@@ -2,7 +2,9 @@
 #pragma once
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -31,33 +33,41 @@ class Team {
     Team& operator=(const Team&) = delete;
 
     int size() const { return size_; }
-    void run(const std::function<void()>& job);
+    // Calls job(worker) on every worker, 0 being the caller, and returns when all have returned.
+    void run(const std::function<void(int)>& job);
 
-    // Called by every worker inside a job. Work is handed out in pieces of `grain`; the call returns when all of
-    // [0, count) is done, so it is a barrier too.
-    template <class F> void each(int count, int grain, F&& f) {
-        for (;;) {
-            int begin = next_.fetch_add(grain, std::memory_order_relaxed);
-            if (begin >= count) break;
-            int end = begin + grain < count ? begin + grain : count;
-            for (int i = begin; i < end; i++) f(i);
+    // Called by every worker inside a job: does [0, count) between them and returns when all of it is done, so it
+    // is a barrier too. A worker takes a run of neighbours, for the sake of memory streams, then helps the others.
+    template <class F> void each(int worker, int count, F&& f) {
+        for (int i = 0; i < size_; i++) {
+            const int owner = (worker + i) % size_;
+            const int begin = (int)((int64_t)count * owner / size_), end = (int)((int64_t)count * (owner + 1) / size_);
+            if (begin == end) continue;
+            for (;;) {
+                const int at = begin + taken_[owner].count.fetch_add(1, std::memory_order_relaxed);
+                if (at >= end) break;
+                f(at);
+            }
         }
         barrier();
     }
 
   private:
+    struct alignas(64) Taken {
+        std::atomic<int> count{0};
+    };
     void barrier();
     void worker(int index);
 
     const int size_;
     std::vector<int> cores_;
+    std::unique_ptr<Taken[]> taken_;
     std::vector<std::thread> threads_;
     std::mutex running_;
-    const std::function<void()>* job_ = nullptr;
+    const std::function<void(int)>* job_ = nullptr;
     bool stop_ = false;
     Gate start_;
     Gate stage_;
-    alignas(64) std::atomic<int> next_{0};
     alignas(64) std::atomic<int> arrived_{0};
 };
 

@@ -57,30 +57,50 @@ inline void transpose(v16u* r) {
 
 class BlockTile {
   public:
-    BlockTile(int head_dim, int kv_heads, int head, const Cache& cache)
+    BlockTile(int head_dim, int kv_heads, int head, const Cache& cache, AttentionScratch& scratch)
         : head_dim_(head_dim), value_width_((int)round_up(head_dim, 16)), kv_heads_(kv_heads), head_(head), cache_(cache),
-          keys_(round_up(head_dim, 16) * kBlock), values_((size_t)value_width_ * kBlock) {}
+          keys_(scratch.keys), values_(scratch.values) {
+        keys_.resize(round_up(head_dim, 16) * kBlock);
+        values_.resize((size_t)value_width_ * kBlock);
+    }
 
-    // Positions past the token's own repeat its last slot; their weight is zero.
+    // Loads what `token` sees of a block. Lanes past its own position repeat its last slot; their weight is zero.
     template <class Step> void load_block(const Batch& batch, int token, int block) {
         using Element = typename Step::Element;
         const int last = batch.positions[token];
+        filled_ = std::min(kBlock, (int)round_up(last + 1 - block, 2));
         const Element *k[kBlock], *v[kBlock];
         for (int i = 0; i < kBlock; i++) {
-            const size_t slot = batch.slot_of(token, std::min(block + i, last));
-            const size_t at = (slot * kv_heads_ + head_) * head_dim_ * sizeof(Element);
+            const size_t at = offset<Element>(batch.slot_of(token, std::min(block + i, last)));
             k[i] = reinterpret_cast<const Element*>(cache_.keys + at);
             v[i] = reinterpret_cast<const Element*>(cache_.values + at);
         }
-        for (int i = 0; i < kBlock; i += 16) load_keys<Step>(k + i, keys_.data() + i);
+        for (int i = 0; i < filled_; i += 16) load_keys<Step>(k + i, keys_.data() + i);
         load_values(v);
+    }
+
+    template <class Step> void prefetch_block(const Batch& batch, int token, int block) const {
+        const int end = std::min(block + kBlock, batch.positions[token] + 1);
+        const size_t bytes = head_dim_ * sizeof(typename Step::Element);
+        for (int position = block; position < end; position++) {
+            const size_t at = offset<typename Step::Element>(batch.slot_of(token, position));
+            for (size_t i = 0; i < bytes; i += 64) {
+                __builtin_prefetch(cache_.keys + at + i);
+                __builtin_prefetch(cache_.values + at + i);
+            }
+        }
     }
 
     const uint32_t* keys() const { return keys_.data(); }      // [head_dim / per][kBlock]
     const uint32_t* values() const { return values_.data(); }  // [kBlock / per][value_width]
     int value_width() const { return value_width_; }
+    int filled() const { return filled_; }  // an even number of lanes from the first
 
   private:
+    template <class Element> size_t offset(size_t slot) const {
+        return (slot * kv_heads_ + head_) * head_dim_ * sizeof(Element);
+    }
+
     template <class Step> void load_keys(const typename Step::Element* const* rows, uint32_t* out) {
         const int words = head_dim_ / Step::per;
         for (int first = 0; first < words; first += 16) {
@@ -97,11 +117,11 @@ class BlockTile {
     }
 
     void load_values(const float* const* rows) {
-        for (int j = 0; j < kBlock; j++) std::memcpy(&values_[(size_t)j * value_width_], rows[j], head_dim_ * sizeof(float));
+        for (int j = 0; j < filled_; j++) std::memcpy(&values_[(size_t)j * value_width_], rows[j], head_dim_ * sizeof(float));
     }
 
     void load_values(const uint16_t* const* rows) {
-        for (int j = 0; j < kBlock; j += 2) {
+        for (int j = 0; j < filled_; j += 2) {
             uint32_t* out = &values_[(size_t)j / 2 * value_width_];
             for (int d = 0; d < head_dim_; d += 16) {
                 v16h a = {}, b = {};
@@ -120,27 +140,31 @@ class BlockTile {
 
     const int head_dim_, value_width_, kv_heads_, head_;
     const Cache cache_;
-    std::vector<uint32_t> keys_, values_;
+    std::vector<uint32_t>&keys_, &values_;
+    int filled_ = 0;
 };
 
-template <class Step, int Rows>
-void score_rows(const uint32_t* keys, const uint32_t* queries, int words, float* scores) {
-    v16f acc[Rows][2] = {};
+template <class Step, int Rows, int Wide>
+void score_wide(const uint32_t* keys, const uint32_t* queries, int words, float* scores) {
+    v16f acc[Rows][Wide] = {};
     for (int w = 0; w < words; w++) {
-        const v16u k0 = load_as<v16u>(keys + (size_t)w * kBlock), k1 = load_as<v16u>(keys + (size_t)w * kBlock + 16);
+        v16u k[Wide];
+        for (int c = 0; c < Wide; c++) k[c] = load_as<v16u>(keys + (size_t)w * kBlock + 16 * c);
 #pragma GCC unroll 6
-        for (int r = 0; r < Rows; r++) {
-            acc[r][0] = Step::step(acc[r][0], k0, queries[(size_t)r * words + w]);
-            acc[r][1] = Step::step(acc[r][1], k1, queries[(size_t)r * words + w]);
-        }
+        for (int r = 0; r < Rows; r++)
+            for (int c = 0; c < Wide; c++) acc[r][c] = Step::step(acc[r][c], k[c], queries[(size_t)r * words + w]);
     }
-    for (int r = 0; r < Rows; r++) {
-        store(scores + r * kBlock, acc[r][0]);
-        store(scores + r * kBlock + 16, acc[r][1]);
-    }
+    for (int r = 0; r < Rows; r++)
+        for (int c = 0; c < Wide; c++) store(scores + r * kBlock + 16 * c, acc[r][c]);
 }
 
-// scores: [count, kBlock]
+template <class Step, int Rows>
+void score_rows(const BlockTile& tile, const uint32_t* queries, int words, float* scores) {
+    if (tile.filled() > 16) score_wide<Step, Rows, 2>(tile.keys(), queries, words, scores);
+    else score_wide<Step, Rows, 1>(tile.keys(), queries, words, scores);
+}
+
+// scores: [count, kBlock], of the filled lanes
 template <class Step>
 void score_block(const BlockTile& tile, const uint32_t* queries, int words, int count, float* scores) {
     for (int q = 0; q < count;) {
@@ -148,24 +172,24 @@ void score_block(const BlockTile& tile, const uint32_t* queries, int words, int 
         float* out = scores + q * kBlock;
         const int rows = std::min(6, count - q);
         switch (rows) {
-            case 1: score_rows<Step, 1>(tile.keys(), x, words, out); break;
-            case 2: score_rows<Step, 2>(tile.keys(), x, words, out); break;
-            case 3: score_rows<Step, 3>(tile.keys(), x, words, out); break;
-            case 4: score_rows<Step, 4>(tile.keys(), x, words, out); break;
-            case 5: score_rows<Step, 5>(tile.keys(), x, words, out); break;
-            default: score_rows<Step, 6>(tile.keys(), x, words, out);
+            case 1: score_rows<Step, 1>(tile, x, words, out); break;
+            case 2: score_rows<Step, 2>(tile, x, words, out); break;
+            case 3: score_rows<Step, 3>(tile, x, words, out); break;
+            case 4: score_rows<Step, 4>(tile, x, words, out); break;
+            case 5: score_rows<Step, 5>(tile, x, words, out); break;
+            default: score_rows<Step, 6>(tile, x, words, out);
         }
         q += rows;
     }
 }
 
 template <class Step, int Rows, int Wide>
-void weigh_rows(const uint32_t* values, int value_width, const typename Step::Element* weights, const float* keep, float* out,
+void weigh_rows(const uint32_t* values, int value_width, int filled, const typename Step::Element* weights, const float* keep, float* out,
                 int stride) {
     v16f acc[Rows][Wide];
     for (int r = 0; r < Rows; r++)
         for (int c = 0; c < Wide; c++) acc[r][c] = load(out + r * stride + 16 * c) * keep[r];
-    for (int j = 0; j < kBlock / Step::per; j++) {
+    for (int j = 0; j < filled / Step::per; j++) {
         v16u v[Wide];
         for (int c = 0; c < Wide; c++) v[c] = load_as<v16u>(values + (size_t)j * value_width + 16 * c);
 #pragma GCC unroll 4
@@ -183,8 +207,8 @@ template <class Step, int Rows>
 void weigh_wide(const BlockTile& tile, const typename Step::Element* weights, const float* keep, float* out, int stride) {
     const int width = tile.value_width();
     int c = 0;
-    for (; c + 64 <= width; c += 64) weigh_rows<Step, Rows, 4>(tile.values() + c, width, weights, keep, out + c, stride);
-    for (; c < width; c += 16) weigh_rows<Step, Rows, 1>(tile.values() + c, width, weights, keep, out + c, stride);
+    for (; c + 64 <= width; c += 64) weigh_rows<Step, Rows, 4>(tile.values() + c, width, tile.filled(), weights, keep, out + c, stride);
+    for (; c < width; c += 16) weigh_rows<Step, Rows, 1>(tile.values() + c, width, tile.filled(), weights, keep, out + c, stride);
 }
 
 // out[q] = out[q] * keep[q] + weights[q] . values, rows of out `stride` floats apart.
