@@ -29,9 +29,9 @@ HIDDEN = 48
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 12
 
 
-def letters_tokenizer(size: int) -> tokenizers.Tokenizer:
-    """One token per letter: id 0 is "a"."""
-    vocabulary = {letter: index for index, letter in enumerate(string.ascii_letters[:size])}
+def letters_tokenizer(letters: str) -> tokenizers.Tokenizer:
+    """One token per letter, ids in the order given."""
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -46,24 +46,24 @@ def write_random(
     context: int = 256,
     window: int = 0,
     eos: Sequence[int] = (),
-    rows: int = VOCAB,
     tied_rows: Sequence[tuple[int, int]] = (),
+    head_noise: float = 0.0,
     tokenizer: tokenizers.Tokenizer | None = None,
 ) -> Path:
-    """window: sliding attention window of every layer. rows: of embedding and head, those past the
-    tokenizer's vocabulary with logits of zero. tied_rows: pairs of tokens whose logits are equal everywhere.
+    """window: sliding attention window of every layer. tied_rows: pairs of tokens of equal logits.
+    head_noise: share of noise in the head, for a draft model that is often but not always right.
     """
     rng = np.random.default_rng(seed)
     tensors = _body(layers, HIDDEN, HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, rng)
-    head = _normal(rng, rows, HIDDEN) * np.float32(3.0)
-    head[VOCAB:] = 0.0
+    head = _normal(rng, VOCAB, HIDDEN) * np.float32(3.0)
+    head += head_noise * 3.0 * _normal(np.random.default_rng(99), VOCAB, HIDDEN)
     for one, other in tied_rows:
         head[other] = head[one]
-    tensors["model.embed_tokens.weight"] = _normal(rng, rows, HIDDEN) * np.float32(HIDDEN**0.5)
+    tensors["model.embed_tokens.weight"] = _normal(rng, VOCAB, HIDDEN) * np.float32(HIDDEN**0.5)
     tensors["model.norm.weight"] = np.ones(HIDDEN, np.float32)
     tensors["lm_head.weight"] = head
     shape = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    config = _config(rows, HIDDEN, layers, context, window, eos, shape)
+    config = _config(VOCAB, HIDDEN, layers, context, window, eos, shape)
     return _write(folder, config, tensors, tokenizer or tiny_tokenizer())
 
 
@@ -88,7 +88,7 @@ def write_markov(
     tensors["model.norm.weight"] = np.full(hidden, hidden**-0.5, np.float32)
     tensors["lm_head.weight"] = head
     config = _config(size, hidden, 1, context, 0, eos, {"heads": 1, "kv_heads": 1, "head_dim": 8})
-    return _write(folder, config, tensors, tokenizer or letters_tokenizer(size))
+    return _write(folder, config, tensors, tokenizer or letters_tokenizer(string.ascii_letters[:size]))
 
 
 def successor_logits(size: int, successors: Mapping[int, int], default: int, margin: float = 20.0) -> Array:

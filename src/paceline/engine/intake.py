@@ -24,7 +24,8 @@ class Intake:
         self._model = model
         self._context_length = context_length
         self._default_seed = default_seed
-        self._vocab_size = model.tokenizer.vocab_size
+        # Some checkpoints have tokens that their embedding lacks.
+        self._vocab_size = min(model.tokenizer.vocab_size, model.spec.vocab_size)
         self._defaults = {
             name: value for name, value in asdict(model.generation).items() if value is not None
         }
@@ -38,7 +39,7 @@ class Intake:
             bad = next((token for token in ids if type(token) is not int), None)
             if bad is not None:
                 raise RequestError(f"the prompt holds {bad!r}: give a text or a list of token ids.")
-            self._check_ids("the prompt", ids)
+        self._check_ids("the prompt", ids)
         if not ids:
             raise RequestError("the prompt is empty: give at least one token.")
         if len(ids) >= self._context_length:
