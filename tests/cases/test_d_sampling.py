@@ -13,7 +13,6 @@ from scipy.stats import chisquare
 
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.core.token_tree import ROOT, TokenTree
-from paceline.drafters.base import Drafter
 from tests.cases.drafters import RuleDrafter, constant
 from tests.cases.lab import Lab, assert_same, random_prompt
 from tests.tiny import ENGINE, write_markov
@@ -235,7 +234,3 @@ def test_bad_phrase_never_appears(lab: Lab, k: int, place: int) -> None:
     output = lab.check(prompt, SamplingParams(max_tokens=30, bad_words=[phrase]), k, naive)
     assert tuple(phrase) not in pairwise(output.token_ids)
     assert output.token_ids[: place + 1] == free[: place + 1]
-
-
-def test_drafters_of_a_caller_satisfy_the_protocol() -> None:
-    assert isinstance(RuleDrafter(constant(0)), Drafter)
