@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from click.testing import Result
@@ -100,6 +100,15 @@ def test_a_second_ctrl_c_ends_the_program(run: Run, engine: Engine) -> None:
     assert run("chat", input="one\ntwo\n").exit_code == 130
 
 
+@pytest.fixture
+def default_sigint() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and so may whatever runs these tests."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("default_sigint")
 def test_the_former_handler_comes_back() -> None:
     with deferred_interrupt() as interrupted:
         assert not interrupted()
