@@ -6,13 +6,14 @@ import asyncio
 import random
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 from paceline import LLM, AsyncLLM, RequestOutput, SamplingParams
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import TokenTree
-from paceline.core.work import DraftItem, GrowDrafts, Proposal, RequestAborted
+from paceline.core.work import DraftItem, Event, GrowDrafts, Proposal, RequestAborted, Work
 from tests.cases.drafters import RuleDrafter, constant, half_right
 from tests.cases.lab import Lab, assert_no_slot_lost, assert_same, random_prompt
 from tests.core.test_engine_core import arrive, assert_no_leak, make_core, make_drive
@@ -321,3 +322,33 @@ def test_no_token_left_ends_one_request(lab: Lab) -> None:
     assert outputs[0].finish_reason == "error"
     assert "masked" in (outputs[0].error or "")
     assert_same(outputs[1], lab.baseline([6, 7], SamplingParams(max_tokens=5)))
+
+
+class Interrupting:
+    """Stands before an executor and raises at one call."""
+
+    def __init__(self, executor: Any, at: int, error: BaseException) -> None:
+        self.executor, self.at, self.error = executor, at, error
+
+    def run(self, work: Work) -> Event | None:
+        self.at -= 1
+        if self.at == 0:
+            raise self.error
+        return self.executor.run(work)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("at", range(1, 14))
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("device lost")])
+def test_an_interrupted_step_is_survived(lab: Lab, at: int, error: BaseException) -> None:
+    """I08 A step that fails or is interrupted ends the requests in it; the engine serves the next ones."""
+    llm = LLM(lab.model, draft=lab.model, num_speculative_tokens=3, max_batch_tokens=16, **ENGINE)
+    prompts, params = [random_prompt(seed, 20) for seed in range(3)], SamplingParams(max_tokens=12)
+    llm.engine._executor = Interrupting(llm.engine._executor, at, error)  # type: ignore[assignment]
+    with pytest.raises(type(error)):
+        llm.generate(prompts, params)
+    settle(llm)
+    assert_no_slot_lost(llm)
+    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+        assert_same(output, lab.baseline(prompt, params))
+        assert output.speculation.acceptance_rate == 1.0
+    assert_no_slot_lost(llm)

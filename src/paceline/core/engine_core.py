@@ -32,6 +32,7 @@ from paceline.core.work import (
     TokenLogprobs,
     Verdict,
     Work,
+    WorkLost,
 )
 
 
@@ -82,6 +83,8 @@ class EngineCore:
                 self._on_abort(event)
             case DrafterLost():
                 self._on_drafter_lost(event)
+            case WorkLost():
+                self._on_work_lost(event)
         return self._next_work()
 
     def take_outputs(self) -> list[RequestDelta]:
@@ -139,6 +142,18 @@ class EngineCore:
         """Plain decoding from here on: same output, no guesses."""
         self.drafter_lost = event.reason
         self._drafting = None
+
+    def _on_work_lost(self, event: WorkLost) -> None:
+        """Ends the running requests: nothing that the lost work may have left behind is relied on."""
+        shares, self._shares, self._drafting = self._shares or {}, None, None
+        for share in shares.values():
+            share.request.in_flight = False
+            self.pool.release(share.tree_slots)
+        for request in list(self.scheduler.running):
+            if request.ended is None:
+                self._end(request, FinishReason.ERROR, event.reason)
+            else:
+                self._drop(request)
 
     def _on_draft_done(self, event: DraftDone) -> None:
         if self._drafting is None or event.round != self._round:

@@ -81,7 +81,14 @@ class DrafterLost:
     reason: str
 
 
-Event = RequestArrived | RequestAborted | DraftDone | StepDone | DrafterLost
+@dataclass(frozen=True, slots=True)
+class WorkLost:
+    """No work handed out so far will be answered: a part of it failed or was interrupted half way."""
+
+    reason: str
+
+
+Event = RequestArrived | RequestAborted | DraftDone | StepDone | DrafterLost | WorkLost
 
 # ---------------------------------------------------------------- work
 

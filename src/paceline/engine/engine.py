@@ -11,6 +11,7 @@ from paceline.core.engine_core import EngineCore
 from paceline.core.params import SamplingParams
 from paceline.core.work import (
     Event,
+    Release,
     RequestAborted,
     RequestArrived,
     RequestDelta,
@@ -18,6 +19,7 @@ from paceline.core.work import (
     TokenLogprobs,
     Verdict,
     Work,
+    WorkLost,
 )
 from paceline.engine.executor import LocalExecutor
 from paceline.engine.outputs import Chunk, RequestOutput, Timing, Usage
@@ -87,7 +89,14 @@ class Engine:
 
     def step(self) -> list[tuple[str, Chunk]]:
         if self._pending:
-            event = self._executor.run(self._pending.popleft())
+            work = self._pending.popleft()
+            try:
+                event = self._executor.run(work)
+            except BaseException as error:
+                # Ctrl-C included: the requests that run end with what is queued, later ones are served.
+                self._pending = deque(item for item in (work, *self._pending) if isinstance(item, Release))
+                self._feed(WorkLost(f"a step failed: {type(error).__name__}: {error}"))
+                raise
             if event is not None:
                 self._feed(self._with_stops(event) if isinstance(event, StepDone) else event)
         ready, self._ready = self._ready, []
