@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from paceline.kernels.batch import TokenBatch
 from paceline.kernels.kv_cache import KVCache
 from paceline.models.native_decoder import NativeDecoder
-from paceline.models.spec import LayerSpec
+from paceline.models.spec import DecoderWeights, LayerSpec
 from paceline.models.torch_decoder import TorchDecoder
 
 from .worlds import Chunk, Tree, World, make_rope, make_spec, make_weights
@@ -135,6 +136,37 @@ def test_logit_rows_select_tokens(dtype: Any) -> None:
         logits = decoder.forward(batch, world.cache)
         assert logits.shape == (len(wanted), decoder.spec.vocab_size)
         np.testing.assert_array_equal(logits.numpy(), everything[wanted])
+
+
+def test_int8_agrees_with_its_own_weights_in_full_precision() -> None:
+    spec = make_spec(hidden_size=192, intermediate_size=200)
+    weights = make_weights(spec)
+    rounded = DecoderWeights(
+        int8_rounded(weights.embed),
+        weights.final_norm,
+        [
+            replace(
+                layer,
+                **{m: int8_rounded(getattr(layer, m)) for m in ("q", "k", "v", "o", "gate", "up", "down")},
+            )
+            for layer in weights.layers
+        ],
+    )
+    want = World(TorchDecoder(spec, rounded)).run(Chunk(0, PROMPT[:40]))[0]
+    got = World(NativeDecoder(spec, weights, dtype="int8", threads=2)).run(Chunk(0, PROMPT[:40]))[0]
+    # What is left is the rounding of keys, values, queries and softmax weights to bfloat16.
+    assert np.sqrt(np.square(got - want).mean()) < 0.01
+
+
+def int8_rounded(weight: torch.Tensor) -> torch.Tensor:
+    """Groups of 64 along the inputs, scale = peak / 127 rounded up to bfloat16."""
+    out, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -inputs % 64)).view(out, -1, 64)
+    exact = padded.abs().amax(-1, keepdim=True) / 127
+    scale = exact.bfloat16().float()
+    bumped = (scale.bfloat16().view(torch.int16) + 1).view(torch.bfloat16).float()
+    scale = torch.where(scale * 127 < exact * 127, bumped, scale)
+    return ((padded / scale).round().clamp(-127, 127) * scale).flatten(1)[:, :inputs].contiguous()
 
 
 def test_threads_and_cores_change_nothing() -> None:

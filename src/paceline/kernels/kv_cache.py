@@ -47,7 +47,7 @@ class KVCache:
 
 
 def _zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A decode step touches every layer's slots once: with small pages it would miss the TLB at every turn."""
+    """A decode step touches every layer once: with small pages it would miss the TLB at every turn."""
     count = math.prod(shape)
     size = count * dtype.itemsize
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -95,10 +95,15 @@ def gated_activation(gate: Tensor, up: Tensor, activation: Literal["silu", "gelu
 
 
 def plan_slots(
-    batch: TokenBatch, windows: Sequence[int], device: torch.device, *, separate: bool
+    batch: TokenBatch,
+    windows: Sequence[int],
+    device: torch.device,
+    *,
+    separate: bool,
+    pad_slots_to: int = 1,
 ) -> SlotPlan:
     """See `reference.attention.plan_slots`; made once per pass, on the host."""
-    return reference.plan_slots(batch, windows, device, separate=separate)
+    return reference.plan_slots(batch, windows, device, separate=separate, pad_slots_to=pad_slots_to)
 
 
 def slot_attention(

@@ -29,6 +29,10 @@ struct States {
 void merge(float* into, const float* from, int value_width) {
     const float a = into[value_width], b = from[value_width];
     if (b == -INFINITY) return;
+    if (a == -INFINITY) {
+        std::memcpy(into, from, (value_width + 2) * sizeof(float));
+        return;
+    }
     const float top = a > b ? a : b;
     const float keep = sexp(a - top), take = sexp(b - top);
     for (int i = 0; i < value_width; i += 16) store(into + i, fma(load(from + i), splat(take), load(into + i) * keep));
@@ -36,44 +40,44 @@ void merge(float* into, const float* from, int value_width) {
     into[value_width + 1] = into[value_width + 1] * keep + from[value_width + 1] * take;
 }
 
+// Some key-value heads of a group of tokens. Query q of a head is query head q % group of token q / group.
 template <class Step> class Unit {
   public:
     Unit(const Batch& batch, const HeadShape& shape, int window, const Cache& cache, const TokenGroup& group, int head,
-         AttentionScratch& scratch)
-        : batch_(batch), shape_(shape), window_(window), group_(group),
-          tile_(shape.head_dim, shape.kv_heads, head, cache, scratch), value_width_((int)round_up(shape.head_dim, 16)),
-          words_(shape.head_dim / Step::per), head_(head), queries_(scratch.queries) {
-        const size_t most = std::max(kMaxQueries, shape.group());
-        queries_.resize(most * words_);
-        scratch.states.resize(most * shape.state_floats());
+         int heads, AttentionScratch& scratch)
+        : batch_(batch), shape_(shape), window_(window), group_(group), tile_(shape.head_dim, shape.kv_heads, cache, scratch),
+          value_width_((int)round_up(shape.head_dim, 16)), words_(shape.head_dim / Step::per), head_(head), heads_(heads),
+          count_(group.count * shape.group()), queries_(scratch.queries) {
+        queries_.resize((size_t)heads * count_ * words_);
+        scratch.states.resize((size_t)heads * count_ * shape.state_floats());
         states_ = {scratch.states.data(), shape.state_floats(), value_width_};
     }
 
     void load_queries(const float* queries, size_t stride) {
         using Element = typename Step::Element;
-        const int g = shape_.group(), d = shape_.head_dim;
-        for (int t = 0; t < group_.count; t++) {
-            const float* x = queries + (group_.first + t) * stride + (size_t)head_ * g * d;
-            Element* out = reinterpret_cast<Element*>(queries_.data() + (size_t)t * g * words_);
-            for (int i = 0; i < g * d; i++) out[i] = convert<Element>(x[i]);
-        }
+        const int g = shape_.group(), width = g * shape_.head_dim;
+        for (int h = 0; h < heads_; h++)
+            for (int t = 0; t < group_.count; t++) {
+                const float* x = queries + (group_.first + t) * stride + (size_t)(head_ + h) * width;
+                Element* out = reinterpret_cast<Element*>(queries_.data() + ((size_t)h * count_ + t * g) * words_);
+                for (int i = 0; i < width; i++) out[i] = convert<Element>(x[i]);
+            }
     }
 
+    // Runs one segment and stores its result as partial result `slot` of `segments`, or merges it into that.
     void run_segment(int segment, int segments, int slot, bool into_running, float* out) {
-        const int g = shape_.group();
-        for (int q = 0; q < group_.count * g; q++) states_.clear(q);
+        for (int q = 0; q < heads_ * count_; q++) states_.clear(q);
         const int begin = segment * kSegment, end = std::min(begin + kSegment, group_.end);
-        const int ahead = group_.first + group_.count - 1;
-        if (into_running == false) tile_.template prefetch_block<Step>(batch_, ahead, begin);
         for (int block = begin; block < end; block += kBlock) {
-            tile_.template prefetch_block<Step>(batch_, ahead, block + kBlock);
+            if (!into_running) tile_.template touch_block<Step>(batch_, group_.first + group_.count - 1, block, head_, heads_);
             run_block(block);
         }
-        for (int t = 0; t < group_.count; t++)
-            for (int h = 0; h < g; h++) {
-                const size_t index = ((size_t)(group_.first + t) * shape_.heads + head_ * g + h) * segments + slot;
-                float* target = out + index * states_.width;
-                const float* source = states_.values(t * g + h);
+        const int g = shape_.group();
+        for (int h = 0; h < heads_; h++)
+            for (int q = 0; q < count_; q++) {
+                const size_t query_head = (size_t)(group_.first + q / g) * shape_.heads + (head_ + h) * g + q % g;
+                float* target = out + (query_head * segments + slot) * states_.width;
+                const float* source = states_.values(h * count_ + q);
                 if (into_running) merge(target, source, value_width_);
                 else std::copy(source, source + states_.width, target);
             }
@@ -85,16 +89,11 @@ template <class Step> class Unit {
             int first = 0, last = group_.count;
             while (first < last && visible_end(first, block, nullptr) == 0) first++;
             while (last > first && visible_end(last - 1, block, nullptr) == 0) last--;
-            if (first == last) return;
-            tile_.template load_block<Step>(batch_, group_.first + last - 1, block);
-            run_tokens(block, first, last);
+            if (first < last) run_tokens(block, first, last);
             return;
         }
-        for (int t = 0; t < group_.count; t++) {
-            if (visible_end(t, block, nullptr) == 0) continue;
-            tile_.template load_block<Step>(batch_, group_.first + t, block);
-            run_tokens(block, t, t + 1);
-        }
+        for (int t = 0; t < group_.count; t++)
+            if (visible_end(t, block, nullptr) > 0) run_tokens(block, t, t + 1);
     }
 
     // Positions of the block a token sees: [*begin, returned end), as offsets; 0 if none.
@@ -106,16 +105,20 @@ template <class Step> class Unit {
         return high > low ? high : 0;
     }
 
+    // The last of the tokens must see whatever the others see.
     void run_tokens(int block, int first, int last) {
-        const int g = shape_.group();
-        int q0 = first * g, q1 = last * g;
-        score_block<Step>(tile_, queries_.data() + (size_t)q0 * words_, words_, q1 - q0, scores_);
-        for (int q = q0; q < q1; q++) {
-            int low = 0;
-            const int high = visible_end(q / g, block, &low);
-            softmax(q, scores_ + (q - q0) * kBlock, low, high, q - q0);
+        const int g = shape_.group(), count = (last - first) * g;
+        for (int h = 0; h < heads_; h++) {
+            tile_.template load_block<Step>(batch_, group_.first + last - 1, block, head_ + h);
+            const int q0 = h * count_ + first * g;
+            score_block<Step>(tile_, queries_.data() + (size_t)q0 * words_, words_, count, scores_);
+            for (int row = 0; row < count; row++) {
+                int low = 0;
+                const int high = visible_end(first + row / g, block, &low);
+                softmax(q0 + row, scores_ + row * kBlock, low, high, row);
+            }
+            weigh_block<Step>(tile_, weights_, keep_, count, states_.values(q0), states_.width);
         }
-        weigh_block<Step>(tile_, weights_, keep_, q1 - q0, states_.values(q0), states_.width);
     }
 
     void softmax(int q, const float* scores, int low, int high, int row) {
@@ -144,7 +147,7 @@ template <class Step> class Unit {
     const int window_;
     const TokenGroup& group_;
     BlockTile tile_;
-    const int value_width_, words_, head_;
+    const int value_width_, words_, head_, heads_, count_;
     std::vector<uint32_t>& queries_;
     States states_;
     alignas(64) float scores_[kMaxQueries * kBlock];
@@ -152,19 +155,39 @@ template <class Step> class Unit {
     float keep_[kMaxQueries];
 };
 
+void group_tokens(const Batch& batch, int limit, std::vector<TokenGroup>& groups) {
+    for (int t = 0; t < batch.tokens_count; t++) {
+        const bool chunk = batch.path_len[t] == 0;
+        const int end = batch.positions[t] + 1;
+        const int shared = chunk ? end : batch.prefix_len[t] / kBlock * kBlock;
+        TokenGroup* last = groups.empty() ? nullptr : &groups.back();
+        const bool joins = last && last->count < limit && batch.rows[last->first] == batch.rows[t] &&
+                           (batch.path_len[last->first] == 0) == chunk &&
+                           (!chunk || batch.positions[t] > batch.positions[t - 1]);
+        if (!joins) {
+            groups.push_back({t, 1, shared, end});
+            continue;
+        }
+        last->count++;
+        last->end = std::max(last->end, end);
+        last->shared_end = chunk ? last->end : std::min(last->shared_end, shared);
+    }
+}
+
 template <class Step>
 void attend_as(const Batch& batch, const AttentionPlan& plan, const HeadShape& shape, int window, const Cache& cache,
                const float* queries, size_t q_stride, int unit, AttentionScratch& scratch, float* states) {
-    const int per_group = shape.kv_heads * (plan.split ? plan.segments : 1);
+    const int per_group = plan.head_parts * (plan.split ? plan.segments : 1);
     const TokenGroup& group = plan.groups[plan.groups.size() - 1 - unit / per_group];
-    const int head = unit % per_group % shape.kv_heads;
+    const int heads = shape.kv_heads / plan.head_parts, head = unit % plan.head_parts * heads;
     const int from = segment_of(first_visible(batch.positions[group.first], window));
     const int to = segment_of(group.end - 1);
-    Unit<Step> work(batch, shape, window, cache, group, head, scratch);
+    const int own = unit % per_group / plan.head_parts;
+    if (plan.split && own > to) return;
+    Unit<Step> work(batch, shape, window, cache, group, head, heads, scratch);
     work.load_queries(queries, q_stride);
     if (plan.split) {
-        const int segment = unit % per_group / shape.kv_heads;
-        if (segment <= to) work.run_segment(segment, plan.segments, segment, false, states);
+        work.run_segment(own, plan.segments, own, false, states);
         return;
     }
     for (int segment = from; segment <= to; segment++) work.run_segment(segment, 1, 0, segment > from, states);
@@ -174,30 +197,18 @@ void attend_as(const Batch& batch, const AttentionPlan& plan, const HeadShape& s
 
 AttentionPlan plan_attention(const Batch& batch, const HeadShape& shape, int threads) {
     AttentionPlan plan;
-    const int fit = std::max(1, kMaxQueries / shape.group());
-    const int wanted = std::max(2, batch.tokens_count * shape.kv_heads / (4 * threads));
-    const int limit = std::min(fit, wanted);
-    int longest = 0;
-    for (int t = 0; t < batch.tokens_count; t++) {
-        const bool chunk = batch.path_len[t] == 0;
-        const int end = batch.positions[t] + 1;
-        longest = std::max(longest, end);
-        const int shared = chunk ? end : batch.prefix_len[t] / kBlock * kBlock;
-        TokenGroup* last = plan.groups.empty() ? nullptr : &plan.groups.back();
-        const bool joins = last && last->count < limit && batch.rows[last->first] == batch.rows[t] &&
-                           (batch.path_len[last->first] == 0) == chunk &&
-                           (!chunk || batch.positions[t] > batch.positions[t - 1]);
-        if (!joins) {
-            plan.groups.push_back({t, 1, shared, end});
-            continue;
-        }
-        last->count++;
-        last->end = std::max(last->end, end);
-        last->shared_end = chunk ? last->end : std::min(last->shared_end, shared);
-    }
+    const int tokens = batch.tokens_count;
+    const int longest = tokens ? *std::max_element(batch.positions, batch.positions + tokens) + 1 : 1;
     const int segments = segment_of(longest - 1) + 1;
-    plan.split = segments > 1 && batch.tokens_count <= 32;
+    plan.split = segments > 1 && tokens <= 32;
     plan.segments = plan.split ? segments : 1;
+    const int fit = std::max(1, kMaxQueries / shape.group());
+    const int wanted = std::max(2, tokens * shape.kv_heads * plan.segments / (4 * threads));
+    group_tokens(batch, std::min(fit, wanted), plan.groups);
+    // A unit with few queries waits for memory and had better read it in order.
+    const int groups = (int)plan.groups.size();
+    const bool whole = tokens <= 4 * groups && groups * plan.segments >= threads;
+    plan.head_parts = whole ? 1 : shape.kv_heads;
     return plan;
 }
 

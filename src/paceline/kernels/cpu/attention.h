@@ -48,7 +48,8 @@ struct AttentionPlan {
     std::vector<TokenGroup> groups;
     int segments = 1;    // partial results per token and head
     bool split = false;  // a segment is a unit of work; otherwise one unit runs and merges all of them
-    int units(const HeadShape& shape) const { return (int)groups.size() * shape.kv_heads * (split ? segments : 1); }
+    int head_parts = 1;  // 1: a unit runs all heads, so that it reads whole slots; otherwise one key-value head each
+    int units() const { return (int)groups.size() * head_parts * (split ? segments : 1); }
 };
 
 AttentionPlan plan_attention(const Batch& batch, const HeadShape& shape, int threads);

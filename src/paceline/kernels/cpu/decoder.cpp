@@ -64,9 +64,9 @@ Decoder::Decoder(const Spec& spec, int threads, const int* cores, int num_cores)
     head_ = shaped(spec.dtype, spec.vocab, spec.hidden);
     embed_ = head_;
     all.push_back(&head_);
-    if (!spec.tied) all.push_back(&embed_);
     for (Matrix* m : all) weight_bytes_ += round_up(m->bytes(), 64);
-    arena_.reset(new Arena(weight_bytes_));
+    if (!spec.tied) all.push_back(&embed_);
+    arena_.reset(new Arena(weight_bytes_ + (spec.tied ? 0 : embed_.bytes())));
     for (Matrix* m : all) m->data = arena_->take(m->bytes());
     if (spec.tied) embed_ = head_;
     spec_.windows = spec_.layer_ropes = nullptr;

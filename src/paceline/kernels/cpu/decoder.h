@@ -68,6 +68,7 @@ class Decoder {
 
     uint64_t read_weights();
 
+    // Of the matrices that every pass reads; an untied embedding is not among them.
     size_t weight_bytes() const { return weight_bytes_; }
     Team& team() { return team_; }
 

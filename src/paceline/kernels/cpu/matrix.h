@@ -71,10 +71,12 @@ constexpr size_t kDistance = 12 << 10;
 using TileFn = void (*)(const uint8_t* panel, const uint8_t* acts, size_t act_bytes, int steps, float* out, Ahead ahead);
 TileFn tile_function(DType dtype, int rows);
 
-// Calls sink(first_row, rows, tile) for all row tiles of one panel, rows split as evenly as tiles allow. One
+// Calls claim(first_row, rows) before and sink(first_row, rows, tile) after each tile of rows of one panel, rows
+// split as evenly as tiles allow. One
 // row keeps memory busy by itself. With several the products take longer: one tile asks for what it will read in a
 // while; of more tiles the first two ask for the next panel, half each.
-template <class Sink> void panel_product(const Matrix& m, int p, const uint8_t* acts, int rows, Sink&& sink) {
+template <class Claim, class Sink>
+void panel_product(const Matrix& m, int p, const uint8_t* acts, int rows, Claim&& claim, Sink&& sink) {
     alignas(64) float tile[kMaxTile * kPanel];
     const size_t act_bytes = act_row_bytes(m.dtype, m.k);
     const int tiles = (rows + kMaxTile - 1) / kMaxTile;
@@ -83,6 +85,7 @@ template <class Sink> void panel_product(const Matrix& m, int p, const uint8_t* 
         Ahead ahead{nullptr, 0};
         if (tiles > 1 && t < 2) ahead = {m.panel(p + 1) + t * m.panel_bytes() / 2, 1};
         else if (tiles == 1 && count > 4) ahead = {m.panel(p) + kDistance, 2};
+        claim(row, count);
         tile_function(m.dtype, count)(m.panel(p), acts + row * act_bytes, act_bytes, m.steps(), tile, ahead);
         sink(row, count, tile);
         row += count;

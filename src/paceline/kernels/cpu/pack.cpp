@@ -77,16 +77,12 @@ void prepare_int8(const float* x, int k, uint8_t* out) {
             const v16f t = load(x + first + i) * inverse + magic;
             const v16i q = bits<v16i>(t) - bits<v16i>(magic);
             const v16i high = (q + 128) >> 8, low = q - (high << 8);
-            for (int lane = 0; lane < 16; lane++) {
-                group->high[i + lane] = (int8_t)high[lane];
-                group->low[i + lane] = (int8_t)low[lane];
-            }
+            store_as(group->high + i, __builtin_convertvector(high, v16b));
+            store_as(group->low + i, __builtin_convertvector(low, v16b));
             total += q;
         }
-        int32_t all = 0;
-        for (int lane = 0; lane < 16; lane++) all += total[lane];
         group->scale = top / 32639.0f;
-        group->start = -128 * all;
+        group->start = -128 * sum(total);
     }
 }
 

@@ -66,7 +66,11 @@ class Pass {
     }
 
     void prepare(const float* x, int k, int row) {
-        prepare_row(s_.dtype, x, k, d_.acts_.data() + row * act_row_bytes(s_.dtype, k));
+        const size_t bytes = act_row_bytes(s_.dtype, k);
+        uint8_t* out = d_.acts_.data() + row * bytes;
+        claim(out, bytes);
+        touch(x, k * sizeof(float));
+        prepare_row(s_.dtype, x, k, out);
     }
 
     void embed(int t) {
@@ -94,6 +98,7 @@ class Pass {
 
     void join(int layer, VectorId post, int row, int token, const float* next) {
         float* branch = d_.branch_.data() + row * hidden_;
+        touch(branch, hidden_ * sizeof(float));
         const float* weight = d_.vector(layer, post);
         if (weight) rms_norm(branch, weight, (int)hidden_, s_.hidden, s_.norm_eps, branch);
         add(d_.residual_.data() + token * hidden_, branch, (int)hidden_);
@@ -102,9 +107,13 @@ class Pass {
 
     // out[row, :columns] = acts row . m + bias
     void linear(int worker, const Matrix& m, int rows, const float* bias, float* out, size_t stride, int columns) {
+        touch(d_.acts_.data(), rows * act_row_bytes(s_.dtype, m.k));
         team_.each(worker, m.panels(), [&](int p) {
-            panel_product(m, p, d_.acts_.data(), rows, [&](int row, int count, float* tile) {
-                const int width = std::min(kPanel, columns - p * kPanel);
+            const int width = std::min(kPanel, columns - p * kPanel);
+            const auto own = [&](int row, int count) {
+                for (int r = row; r < row + count; r++) claim(out + r * stride + p * kPanel, width * sizeof(float));
+            };
+            panel_product(m, p, d_.acts_.data(), rows, own, [&](int row, int count, float* tile) {
                 for (int r = 0; r < count; r++) {
                     float* x = tile + r * kPanel;
                     if (bias) add(x, bias + p * kPanel, kPanel);
@@ -120,8 +129,12 @@ class Pass {
         const Matrix& m = d_.layers_[layer].gate_up;
         const float* gate_bias = d_.vector(layer, VectorId::gate_bias);
         const float* up_bias = d_.vector(layer, VectorId::up_bias);
+        touch(d_.acts_.data(), rows * act_row_bytes(s_.dtype, m.k));
         team_.each(worker, m.panels(), [&](int p) {
-            panel_product(m, p, d_.acts_.data(), rows, [&](int row, int count, float* tile) {
+            const auto own = [&](int row, int count) {
+                for (int r = row; r < row + count; r++) claim(d_.gated_.data() + r * gated_ + p * 16, 64);
+            };
+            panel_product(m, p, d_.acts_.data(), rows, own, [&](int row, int count, float* tile) {
                 for (int r = 0; r < count; r++) {
                     v16f gate = load(tile + r * kPanel), up = load(tile + r * kPanel + 16);
                     if (gate_bias) gate += load(gate_bias + p * 16);
@@ -139,6 +152,7 @@ class Pass {
 
     void rotate_and_store(int layer, int t) {
         float* q = d_.qkv_.data() + t * qkv_;
+        touch(q, qkv_ * sizeof(float));
         const int dim = s_.head_dim, half = dim / 2, kv_width = s_.kv_heads * dim;
         const float* cos = d_.angles_.data() + t * angles_ + (size_t)d_.layers_[layer].rope * dim;
         for (int h = 0; h < s_.heads + s_.kv_heads; h++) {
@@ -170,7 +184,7 @@ class Pass {
 
     void attention(int worker, int layer) {
         const Cache cache{cache_row(kv_.keys, layer, 0), cache_row(kv_.values, layer, 0)};
-        team_.each(worker, plan_.units(d_.shape_), [&](int unit) {
+        team_.each(worker, plan_.units(), [&](int unit) {
             attend(d_.kv_dtype(), b_, plan_, d_.shape_, d_.layers_[layer].window, cache, d_.qkv_.data(), qkv_, unit,
                    d_.scratch_[worker], d_.states_.data());
         });
@@ -179,6 +193,7 @@ class Pass {
     void gather_attention(int row, int token) {
         const size_t per_token = (size_t)s_.heads * plan_.segments * d_.shape_.state_floats();
         float* out = d_.attended_.data() + row * attn_;
+        touch(d_.states_.data() + token * per_token, per_token * sizeof(float));
         const int last = plan_.split ? b_.positions[token] / kSegment : 0;
         finish_attention(d_.shape_, plan_.segments, last, d_.states_.data() + token * per_token, out);
         prepare(out, s_.heads * s_.head_dim, row);

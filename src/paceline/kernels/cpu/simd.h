@@ -13,6 +13,14 @@ typedef float v16f __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
 typedef uint32_t v16u __attribute__((vector_size(64)));
 typedef uint16_t v16h __attribute__((vector_size(32)));
+typedef int8_t v16b __attribute__((vector_size(16)));
+
+// The lanes of a (0..15) and b (16..31) in the order given.
+#if defined(__clang__)
+#define PACELINE_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PACELINE_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, v16i{__VA_ARGS__})
+#endif
 
 inline v16f splat(float x) { return x - v16f{}; }
 inline v16i splat_i(int32_t x) { return x - v16i{}; }
@@ -50,14 +58,15 @@ inline bool any(v16i mask) {
 }
 inline v16i lanes() { return v16i{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
-template <class Fold> inline float fold(v16f v, Fold f) {
-    v = f(v, __builtin_shuffle(v, v16i{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
-    v = f(v, __builtin_shuffle(v, v16i{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
-    v = f(v, __builtin_shuffle(v, v16i{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
-    v = f(v, __builtin_shuffle(v, v16i{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+template <class V, class Fold> inline auto fold(V v, Fold f) -> decltype(v[0] + v[0]) {
+    v = f(v, PACELINE_SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = f(v, PACELINE_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = f(v, PACELINE_SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    v = f(v, PACELINE_SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
     return v[0];
 }
 inline float sum(v16f v) { return fold(v, [](v16f a, v16f b) { return a + b; }); }
+inline int32_t sum(v16i v) { return fold(v, [](v16i a, v16i b) { return a + b; }); }
 inline float max_lane(v16f v) { return fold(v, [](v16f a, v16f b) { return vmax(a, b); }); }
 
 // Round to nearest even; NaN stays NaN.
@@ -115,6 +124,16 @@ struct Bf16Step {
 #endif
     }
 };
+
+// Starts the transfer of lines another core has just written, all at once rather than one by one as they are used.
+inline void touch(const void* p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) asm volatile("" : : "r"(static_cast<const uint8_t*>(p)[i]));
+}
+
+// Takes ownership of lines about to be written: stores retire in order, so each would wait for its own transfer.
+inline void claim(void* p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<uint8_t*>(p) + i, 1);
+}
 
 inline void pause() {
 #if defined(__x86_64__)

@@ -30,9 +30,15 @@ SlotPlan = list[Bucket]
 
 
 def plan_slots(
-    batch: TokenBatch, windows: Sequence[int], device: torch.device, *, separate: bool
+    batch: TokenBatch,
+    windows: Sequence[int],
+    device: torch.device,
+    *,
+    separate: bool,
+    pad_slots_to: int = 1,
 ) -> SlotPlan:
-    """Index tensors for all layers of a pass. separate: a bucket per token, shaped by its position alone."""
+    """Index tensors for all layers of a pass. separate: a bucket per token, shaped by its position alone.
+    pad_slots_to: U is rounded up to a multiple of this."""
     groups: dict[int, list[int]] = {}
     for i, row in enumerate(batch.rows.tolist()):
         groups.setdefault(i if separate else row, []).append(i)
@@ -40,15 +46,15 @@ def plan_slots(
     for members in groups.values():
         by_size.setdefault(len(members), []).append(members)
     if separate:
-        return [_bucket(batch, [members], windows, device) for members in groups.values()]
-    return [_bucket(batch, same, windows, device) for same in by_size.values()]
+        return [_bucket(batch, [members], windows, device, pad_slots_to) for members in groups.values()]
+    return [_bucket(batch, same, windows, device, pad_slots_to) for same in by_size.values()]
 
 
 def _bucket(
-    batch: TokenBatch, members: list[list[int]], windows: Sequence[int], device: torch.device
+    batch: TokenBatch, members: list[list[int]], windows: Sequence[int], device: torch.device, pad_to: int
 ) -> Bucket:
     seen = [_row_view(batch, tokens) for tokens in members]
-    width = max(len(slots) for slots, _ in seen)
+    width = -(-max(len(slots) for slots, _ in seen) // pad_to) * pad_to
     slots = np.empty((len(members), width), dtype=np.int64)
     offsets = np.full((len(members), len(members[0]), width), -1, dtype=np.int64)
     for i, (row_slots, row_offsets) in enumerate(seen):
