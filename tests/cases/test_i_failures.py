@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, AsyncLLM, RequestOutput, SamplingParams
+from paceline import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import DraftItem, Event, GrowDrafts, Proposal, RequestAborted, Work
@@ -322,6 +322,32 @@ def test_no_token_left_ends_one_request(lab: Lab) -> None:
     assert outputs[0].finish_reason == "error"
     assert "masked" in (outputs[0].error or "")
     assert_same(outputs[1], lab.baseline([6, 7], SamplingParams(max_tokens=5)))
+
+
+@pytest.mark.parametrize("bad", ["a\ud800", [4, -1], [4, 99999], [4, "x"], [4, True], [], ""])
+def test_a_prompt_that_makes_no_sense_ends_alone(lab: Lab, bad: Any) -> None:
+    """I08 A prompt that cannot be read ends with its own error; those around it are served."""
+    params = SamplingParams(max_tokens=5)
+    outputs = lab.fast.generate([[4, 5], bad, [6, 7]], params)
+    assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
+    assert_same(outputs[2], lab.baseline([6, 7], params))
+    assert_no_slot_lost(lab.fast)
+
+
+def test_one_failed_completion_ends_its_siblings(lab: Lab) -> None:
+    """I08 When one of n completions fails, the caller gets its error and the others stop running."""
+    engine = AsyncLLM(lab.model, draft="none", kv_tokens=60, max_num_seqs=4, **ENGINE)
+    params = SamplingParams(max_tokens=200, temperature=1.0, n=4)
+
+    async def scenario() -> None:
+        with pytest.raises(RequestError, match="more slots"):
+            await engine.generate(random_prompt(1, 8), params)
+        await settled(engine)
+
+    asyncio.run(scenario())
+    assert engine.llm.engine.core.speculation.num_emitted_tokens < 2 * 60
+    assert_no_slot_lost(engine.llm)
+    engine.close()
 
 
 class Interrupting:

@@ -12,6 +12,9 @@ from paceline.errors import RequestError
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy decoding: dividing logits by them would overflow float32."""
 
+_LARGEST_FACTOR = 1e6
+"""What logits are multiplied or divided by must leave them finite in float32."""
+
 _NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -58,11 +61,11 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
-        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("temperature", self.temperature, 0.0, _LARGEST_FACTOR)
         _integer("top_k", self.top_k, 0)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _integer("max_tokens", self.max_tokens, 1)
@@ -101,9 +104,7 @@ class SamplingParams:
 def _number(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
     if value is None:
         return
-    allowed = f"{'more than' if open_low else 'at least'} {low:g}" + (
-        f" and at most {high:g}" if high < math.inf else ""
-    )
+    allowed = f"{'more than' if open_low else 'at least'} {low:g} and at most {high:g}"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise RequestError(f"{name} is {value!r}: give a finite number, {allowed}.")
     if not low <= value <= high or (open_low and value == low):

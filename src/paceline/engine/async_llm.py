@@ -97,7 +97,12 @@ class AsyncLLM:
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[RequestOutput]:
         """All `n` completions of one prompt, run together."""
         params = params or SamplingParams()
-        return await asyncio.gather(*(self._complete(prompt, params, index) for index in range(params.n)))
+        tasks = [asyncio.create_task(self._complete(prompt, params, index)) for index in range(params.n)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # if one failed, the others' work is not wanted any more
+                task.cancel()
 
     async def _complete(self, prompt: Prompt, params: SamplingParams, index: int) -> RequestOutput:
         async for chunk in self.stream(prompt, params, index=index):

@@ -33,7 +33,7 @@ class Intake:
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a raw text, or the ids themselves, checked for length and range."""
         if isinstance(prompt, str):
-            ids = self._model.tokenizer.encode(prompt)
+            ids = self._encode("the prompt", prompt)
         else:
             ids = list(prompt)
             bad = next((token for token in ids if type(token) is not int), None)
@@ -52,7 +52,7 @@ class Intake:
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation in the model's chat template, up to where the answer begins."""
         text = self._model.apply_chat_template(messages, add_generation_prompt=True)
-        return self._model.tokenizer.encode(text, add_special_tokens=False)
+        return self._encode("the conversation", text, add_special_tokens=False)
 
     def params(self, params: SamplingParams, index: int = 0) -> SamplingParams:
         """What completion `index` of a request runs with: defaults filled in, texts as token ids, a seed."""
@@ -76,10 +76,19 @@ class Intake:
             self._check_ids("bad_words", word)
             return [list(word)]
         forms = [
-            self._model.tokenizer.encode(text, add_special_tokens=False)
+            self._encode("bad_words", text, add_special_tokens=False)
             for text in (word.lstrip(" "), " " + word.lstrip(" "))
         ]
         return [form for form in forms if form]
+
+    def _encode(self, name: str, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"{name} holds half a character (the lone surrogate {text[error.start]!r}): send whole ones."
+            ) from None
+        return self._model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
         bad = next((token for token in ids if not 0 <= token < self._vocab_size), None)
