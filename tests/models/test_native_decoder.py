@@ -223,7 +223,11 @@ def test_a_cache_of_another_model_is_refused() -> None:
 
 
 def test_shapes_it_does_not_cover_are_refused() -> None:
-    for changes, message in [({"num_heads": 3}, "share"), ({"head_dim": 1200}, "head_dim")]:
+    for changes, message in [
+        ({"num_heads": 3}, "share"),
+        ({"head_dim": 1200}, "head_dim"),
+        ({"num_heads": 98}, "heads per key-value head"),
+    ]:
         spec = make_spec(**changes)
         with pytest.raises(ValueError, match=message):
             NativeDecoder(spec, make_weights(make_spec()), dtype="float32", threads=1)

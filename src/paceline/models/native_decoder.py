@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _NORMS = ("attn_norm", "mlp_norm", "q_norm", "k_norm", "post_attn_norm", "post_mlp_norm")
 _BIASES = ("o_bias", "gate_bias", "up_bias", "down_bias")
 _MAX_HEAD_DIM = 1008
+_MAX_GROUP = 48
 
 
 class NativeDecoder:
@@ -96,6 +97,8 @@ class NativeDecoder:
 def _check_shape(spec: DecoderSpec, threads: int) -> None:
     if spec.num_heads % spec.num_kv_heads:
         raise ValueError(f"{spec.num_heads} heads cannot share {spec.num_kv_heads} key-value heads evenly")
+    if spec.num_heads > _MAX_GROUP * spec.num_kv_heads:
+        raise ValueError(f"more than {_MAX_GROUP} heads per key-value head are not supported")
     if spec.head_dim % 2 or not 0 < spec.head_dim <= _MAX_HEAD_DIM:
         raise ValueError(f"head_dim {spec.head_dim} must be even and at most {_MAX_HEAD_DIM}")
     if threads < 1:

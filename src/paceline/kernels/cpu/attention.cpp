@@ -117,29 +117,32 @@ template <class Step> class Unit {
                 const int high = visible_end(first + row / g, block, &low);
                 softmax(q0 + row, scores_ + row * kBlock, low, high, row);
             }
+            for (int row = 0; row < count; row += 16) store(keep_ + row, vexp(load(keep_ + row)));
+            for (int row = 0; row < count; row++)
+                states_.total(q0 + row) = states_.total(q0 + row) * keep_[row] + sums_[row];
             weigh_block<Step>(tile_, weights_, keep_, count, states_.values(q0), states_.width);
         }
     }
 
+    // Moves a query's maximum, and leaves its weights, their sum and the logarithm of what its past keeps.
     void softmax(int q, const float* scores, int low, int high, int row) {
         typename Step::Element* out = weights_ + row * kBlock;
-        keep_[row] = 1.0f;
+        keep_[row] = sums_[row] = 0.0f;
         if (high == 0) {
             std::memset(out, 0, kBlock * sizeof(*out));
             return;
         }
-        v16f s[kBlock / 16], top = splat(-INFINITY);
+        v16f s[kBlock / 16];
         for (int i = 0; i < kBlock / 16; i++) {
             const v16i at = lanes() + 16 * i;
             s[i] = select((at >= low) & (at < high), load(scores + 16 * i) * shape_.scale, splat(-INFINITY));
-            top = vmax(top, s[i]);
         }
-        const float before = states_.top(q), now = std::max(before, max_lane(top));
+        const float before = states_.top(q), now = std::max(before, max_lane(vmax(s[0], s[1])));
         v16f total = {};
         for (int i = 0; i < kBlock / 16; i++) total += store_weights(vexp(s[i] - now), out + 16 * i);
-        keep_[row] = before == now ? 1.0f : sexp(before - now);
+        keep_[row] = before - now;
+        sums_[row] = sum(total);
         states_.top(q) = now;
-        states_.total(q) = states_.total(q) * keep_[row] + sum(total);
     }
 
     const Batch& batch_;
@@ -152,7 +155,8 @@ template <class Step> class Unit {
     States states_;
     alignas(64) float scores_[kMaxQueries * kBlock];
     alignas(64) typename Step::Element weights_[kMaxQueries * kBlock];
-    float keep_[kMaxQueries];
+    alignas(64) float keep_[kMaxQueries] = {};
+    float sums_[kMaxQueries];
 };
 
 void group_tokens(const Batch& batch, int limit, std::vector<TokenGroup>& groups) {

@@ -12,7 +12,7 @@
 
 namespace paceline {
 
-constexpr int kBlock = 32;
+constexpr int kBlock = 32;  // two vectors
 constexpr int kSegment = 128;
 constexpr int kMaxQueries = 48;  // query heads x tokens that share one block's loads
 

@@ -71,11 +71,15 @@ inline float max_lane(v16f v) { return fold(v, [](v16f a, v16f b) { return vmax(
 
 // Round to nearest even; NaN stays NaN.
 inline v16h to_bf16(v16f x) {
+#if defined(__AVX512BF16__)
+    return (v16h)_mm512_cvtneps_pbh((__m512)x);
+#else
     v16u u = bits<v16u>(x);
     v16u r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     v16u nan = (u >> 16) | 0x40u;
     r = (u & 0x7fffffffu) > 0x7f800000u ? nan : r;
     return __builtin_convertvector(r, v16h);
+#endif
 }
 inline v16f from_bf16(v16h h) { return bits<v16f>(__builtin_convertvector(h, v16u) << 16); }
 inline uint16_t to_bf16(float x) {
