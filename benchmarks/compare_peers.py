@@ -14,6 +14,8 @@ import argparse
 import dataclasses
 import fnmatch
 import json
+import signal
+import sys
 import tempfile
 import time
 import tomllib
@@ -227,6 +229,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the runners are closed
     settings, engines = load_engines(arguments.config, arguments.only)
     prompts = arguments.prompts or Path(settings["prompts"]).expanduser()
     workloads = [

@@ -14,8 +14,10 @@ Standard output carries records only: whatever an engine prints goes to standard
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import signal
 import statistics
 import sys
 import traceback
@@ -110,7 +112,9 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
 def run(parser: argparse.ArgumentParser, load: Callable[[Options], Engine]) -> None:
     """Parse the options, load the engine and measure: a runner's `main`."""
     arguments = parser.parse_args()
-    if not arguments.control and arguments.prompts is None:
+    if arguments.control:
+        die_with_parent()
+    elif arguments.prompts is None:
         parser.error("--prompts is needed (or --control)")
     output = _claim_stdout()
     options = Options(
@@ -129,6 +133,13 @@ def run(parser: argparse.ArgumentParser, load: Callable[[Options], Engine]) -> N
         _serve(engine, identity, output)
     else:
         _measure_alone(engine, identity, arguments, output)
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent ends: a stopped runner cannot notice by itself."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def measure(engine: Engine, prompts: list[list[int]], new_tokens: int) -> Record:

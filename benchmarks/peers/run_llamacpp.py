@@ -17,7 +17,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from protocol import Answer, Options, build_parser, run
+from protocol import Answer, Options, build_parser, die_with_parent, run
 
 START_TIMEOUT_S = 120.0
 
@@ -42,7 +42,9 @@ class LlamaCppEngine:
         if options.speculation != "none":
             command += ["--spec-type", options.speculation]
         command += extra.server_args.split()
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=2, preexec_fn=die_with_parent
+        )
         atexit.register(self._stop)
         self._wait_until_ready()
         self.setting: dict[str, Any] = {
