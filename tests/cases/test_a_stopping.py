@@ -74,7 +74,7 @@ def test_text_ids_logprobs_and_usage_end_together(alphabet: Lab) -> None:
     assert output.speculation.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("place", [1, 4, 7])
+@pytest.mark.parametrize("place", [0, 1, 4, 7])
 def test_end_token_inside_an_accepted_run(lab: Lab, tmp_path: Path, place: int) -> None:
     """A05 An end token accepted anywhere in a round is the last token of output and stream."""
     prompt = random_prompt(1, 12)

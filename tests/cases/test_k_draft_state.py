@@ -122,6 +122,21 @@ def test_in_step_through_chunks_hits_and_preemption(lab: Lab, options: dict[str,
     assert_no_slot_lost(llm)
 
 
+def test_running_requests_share_a_prompt_in_the_draft_cache(lab: Lab) -> None:
+    """K04 Where shared prompts fit the target's cache only because they are shared, they fit the draft's."""
+    stem = random_prompt(8, 60)
+    llm = twin(lab.model, num_speculative_tokens=3, kv_tokens=60 + 8 * 24, max_num_seqs=8)
+    # Warms the target's cache alone.
+    llm.generate([stem], SamplingParams(max_tokens=1, num_speculative_tokens=0))
+    prompts = [[*stem, seed + 3] for seed in range(8)]
+    params = SamplingParams(max_tokens=18)
+    outputs = llm.generate(prompts, params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert_same(output, lab.baseline(prompt, params))
+        assert output.usage.cached_tokens == 60
+    assert_perfect(llm.engine.core.speculation)
+
+
 @pytest.mark.parametrize(("kind", "drafted", "accepted"), [("model", 663, 297), ("ngram", 415, 14)])
 def test_golden_acceptance(models: Path, lab: Lab, kind: str, drafted: int, accepted: int) -> None:
     """K06 A fixed pair of models accepts, on fixed prompts, as many guesses as it always did."""

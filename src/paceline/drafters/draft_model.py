@@ -80,6 +80,8 @@ class DraftModelDrafter:
                 ready.append((sequence, item.max_depth))
                 proposals[item.request_id] = Proposal(item.request_id, len(sequence.tokens))
         chains = iter(self._guess(ready))
+        for sequence, _ in ready:
+            self._share_prompt(sequence)
         return [
             proposal if proposal.error else _as_chain(proposal, next(chains))
             for proposal in proposals.values()
@@ -91,6 +93,8 @@ class DraftModelDrafter:
         ready = [sequence for sequence in sequences if self._prepare(sequence, 0) is None]
         if ready:
             self._catch_up(ready)
+        for sequence in ready:
+            self._share_prompt(sequence)
 
     def release(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -154,6 +158,18 @@ class DraftModelDrafter:
         if count > self._pool.num_free:
             self._cache.evict(count - self._pool.num_free)
         return self._pool.allocate(count)
+
+    def _share_prompt(self, sequence: DraftSequence) -> None:
+        """Hands a prompt that is computed to the cache, for others to use while this request runs; without
+        its last token, which `_prepare` may compute anew."""
+        length = sequence.num_prompt - 1
+        if not sequence.num_cached_slots < length <= _common_prefix(sequence.held, sequence.tokens):
+            return
+        assert sequence.cache_node is not None
+        sequence.cache_node, sequence.slots[:length], sequence.num_cached_slots = self._cache.insert(
+            sequence.tokens[:length], sequence.slots[:length], sequence.cache_node, sequence.num_cached_slots
+        )
+        self._runner.tables.write(sequence.row, 0, sequence.slots[:length])
 
     def _drop_kv(self, sequence: DraftSequence) -> None:
         if sequence.cache_node is None:
