@@ -22,6 +22,7 @@ from paceline.engine.engine import About, Engine
 from paceline.engine.executor import LocalExecutor
 from paceline.engine.replay import EventLog
 from paceline.errors import ConfigError, KernelError
+from paceline.execution.graphs import GraphedDecoder
 from paceline.execution.model_runner import Decoder, ModelRunner
 from paceline.execution.target import TargetExecutor
 from paceline.kernels.kv_cache import KVCache
@@ -57,7 +58,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
     decoder = _decoder(model, precision, device, config)
     limits = Limits(
         context_length=context,
-        num_slots=_num_slots(config, model, context, precision),
+        num_slots=_num_slots(config, model, context, precision, device),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_batch_tokens=config.scheduler.max_batch_tokens,
         attention_window=_attention_window(model),
@@ -122,20 +123,31 @@ def _attention_window(model: LoadedModel) -> int:
     return max(windows) if all(windows) else 0
 
 
-def _num_slots(config: Config, model: LoadedModel, context: int, precision: Precision) -> int:
+def _num_slots(config: Config, model: LoadedModel, context: int, precision: Precision, device: str) -> int:
     """As configured, else enough for every sequence at full length, within a quarter of the free memory."""
     if config.scheduler.kv_tokens:
         return config.scheduler.kv_tokens
     spec = model.spec
     width = 4 if precision == "float32" else 2
     per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * width
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    affordable = int(free * _KV_SHARE_OF_MEMORY) // per_token
+    affordable = int(_free_memory(device) * _KV_SHARE_OF_MEMORY) // per_token
     return min(config.scheduler.max_num_seqs * context, max(affordable, config.scheduler.max_batch_tokens))
 
 
+def _free_memory(device: str) -> int:
+    """Bytes; where the system does not say, a guess that suits a small machine."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 4 << 30
+
+
 def _threads(config: Config) -> int:
-    return config.threads or len(os.sched_getaffinity(0))
+    has_affinity = hasattr(os, "sched_getaffinity")
+    usable = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return config.threads or usable
 
 
 def _decoder(model: LoadedModel, precision: Precision, device: str, config: Config) -> Decoder:
@@ -148,7 +160,9 @@ def _decoder(model: LoadedModel, precision: Precision, device: str, config: Conf
             logger.warning("%s Falling back to plain torch, which is several times slower.", error)
         torch.set_num_threads(_threads(config))
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
-    return TorchDecoder(model.spec, model.weights, dtype=dtype, device=device, exact=config.exact)
+    decoder = TorchDecoder(model.spec, model.weights, dtype=dtype, device=device, exact=config.exact)
+    # Rounding slot counts up changes shapes, and with them bits: exact passes are never recorded.
+    return GraphedDecoder(decoder) if device == "cuda" and not config.exact else decoder
 
 
 def _runner(decoder: Decoder, limits: Limits, context: int, device: str) -> ModelRunner:

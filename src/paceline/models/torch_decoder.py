@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,13 +19,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """What the layers of a pass share: rope tables `[T, D / 2]` per rope, slots `[T]`, attention indices."""
+class PassInputs:
+    """A batch as tensors on the decoder's device.
 
+    tokens, slots: `[T]`. logit_rows: `[L]`. cos, sin: rope tables `[T, D / 2]`, one per rope. plan: attention
+    indices.
+    """
+
+    tokens: Tensor
+    logit_rows: Tensor
     cos: list[Tensor]
     sin: list[Tensor]
     slots: Tensor
     plan: ops.SlotPlan
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, in an order that depends on their number alone."""
+        buckets = [[b.tokens, b.slots, *b.masks.values()] for b in self.plan]
+        return [self.tokens, self.logit_rows, *self.cos, *self.sin, self.slots, *chain.from_iterable(buckets)]
 
 
 class TorchDecoder:
@@ -71,29 +83,46 @@ class TorchDecoder:
     @torch.inference_mode()
     def forward(self, batch: TokenBatch, kv: KVCache) -> Tensor:
         """Logits `[len(batch.logit_rows), vocab_size]`, float32, on the decoder's device."""
-        shared = self._prepare(batch)
-        tokens = torch.from_numpy(batch.tokens).to(self.device, torch.int64)
-        x = self._embed[tokens].float() * self.spec.embed_scale
-        for i, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
-            x = self._layer(x, spec, layer, kv.keys[i], kv.values[i], shared)
-        x = x[torch.from_numpy(batch.logit_rows).to(self.device, torch.int64)]
-        return self._rows(self._logits, x)
+        return self.run(self.prepare(batch), kv)
 
-    def _prepare(self, batch: TokenBatch) -> _Pass:
+    @torch.inference_mode()
+    def run(self, inputs: PassInputs, kv: KVCache) -> Tensor:
+        """`forward` from prepared inputs: nothing in it waits for the host or asks it for a value."""
+        x = self._embed[inputs.tokens].float() * self.spec.embed_scale
+        for i, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
+            x = self._layer(x, spec, layer, kv.keys[i], kv.values[i], inputs)
+        return self._rows(self._logits, x[inputs.logit_rows])
+
+    @torch.inference_mode()
+    def prepare(self, batch: TokenBatch, *, pad_slots_to: int = 1) -> PassInputs:
+        """`batch` on the device. pad_slots_to: the number of slots a token looks at is rounded up to a
+        multiple of this, so that passes share shapes."""
         positions = torch.from_numpy(batch.positions).to(self.device, torch.float32)
         angles = [positions[:, None] * inv_freq for inv_freq in self._inv_freq]
         scales = [rope.scale for rope in self.spec.ropes]
-        return _Pass(
+        return PassInputs(
+            tokens=torch.from_numpy(batch.tokens).to(self.device, torch.int64),
+            logit_rows=torch.from_numpy(batch.logit_rows).to(self.device, torch.int64),
             cos=[a.double().cos().float() * scale for a, scale in zip(angles, scales, strict=True)],
             sin=[a.double().sin().float() * scale for a, scale in zip(angles, scales, strict=True)],
             slots=torch.from_numpy(batch.slots).to(self.device, torch.int64),
             plan=ops.plan_slots(
-                batch, [layer.window for layer in self.spec.layers], self.device, separate=self.exact
+                batch,
+                [layer.window for layer in self.spec.layers],
+                self.device,
+                separate=self.exact,
+                pad_slots_to=pad_slots_to,
             ),
         )
 
     def _layer(
-        self, x: Tensor, spec: LayerSpec, layer: LayerWeights, keys: Tensor, values: Tensor, shared: _Pass
+        self,
+        x: Tensor,
+        spec: LayerSpec,
+        layer: LayerWeights,
+        keys: Tensor,
+        values: Tensor,
+        shared: PassInputs,
     ) -> Tensor:
         cos, sin = shared.cos[spec.rope], shared.sin[spec.rope]
         sizes = [self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads]

@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import platformdirs
 
+from paceline.cache_dir import cache_dir
 from paceline.errors import KernelError
 
 _SOURCE = Path(__file__).parent
@@ -41,12 +41,6 @@ def _load(cache: str, _cxx: str) -> ctypes.CDLL:
         raise KernelError(
             f"cannot load {library}: {error}. Delete that file so that it is built again."
         ) from error
-
-
-def cache_dir() -> Path:
-    """`$PACELINE_CACHE_DIR`, or the user's cache directory."""
-    override = os.environ.get("PACELINE_CACHE_DIR")
-    return Path(override) if override else Path(platformdirs.user_cache_dir("paceline"))
 
 
 def find_compiler() -> str:
