@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-
 from paceline.cache_dir import cache_dir
 from paceline.errors import KernelError
 
