@@ -48,10 +48,12 @@ def write_random(
     eos: Sequence[int] = (),
     tied_rows: Sequence[tuple[int, int]] = (),
     head_noise: float = 0.0,
+    broken_token: int | None = None,
     tokenizer: tokenizers.Tokenizer | None = None,
 ) -> Path:
     """window: sliding attention window of every layer. tied_rows: pairs of tokens of equal logits.
     head_noise: share of noise in the head, for a draft model that is often but not always right.
+    broken_token: a token whose embedding is infinite, as after an overflow.
     """
     rng = np.random.default_rng(seed)
     tensors = _body(layers, HIDDEN, HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, rng)
@@ -60,6 +62,8 @@ def write_random(
     for one, other in tied_rows:
         head[other] = head[one]
     tensors["model.embed_tokens.weight"] = _normal(rng, VOCAB, HIDDEN) * np.float32(HIDDEN**0.5)
+    if broken_token is not None:
+        tensors["model.embed_tokens.weight"][broken_token] = np.inf
     tensors["model.norm.weight"] = np.ones(HIDDEN, np.float32)
     tensors["lm_head.weight"] = head
     shape = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
