@@ -370,8 +370,11 @@ def test_an_interrupted_step_is_survived(lab: Lab, at: int, error: BaseException
     llm = LLM(lab.model, draft=lab.model, num_speculative_tokens=3, max_batch_tokens=16, **ENGINE)
     prompts, params = [random_prompt(seed, 20) for seed in range(3)], SamplingParams(max_tokens=12)
     llm.engine._executor = Interrupting(llm.engine._executor, at, error)  # type: ignore[assignment]
-    with pytest.raises(type(error)):
-        llm.generate(prompts, params)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts, params)
+    else:
+        assert any("device lost" in (output.error or "") for output in llm.generate(prompts, params))
     settle(llm)
     assert_no_slot_lost(llm)
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):

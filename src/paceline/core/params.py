@@ -73,7 +73,9 @@ class SamplingParams:
         _integer("logprobs", self.logprobs, 0)
         _integer("n", self.n, 1)
         _integer("num_speculative_tokens", self.num_speculative_tokens, 0)
-        _integer("seed", self.seed, None)
+        _integer("seed", self.seed, -(2**63))
+        if self.seed is not None and self.seed >= 2**64:
+            raise RequestError(f"seed is {self.seed}: it must fit 64 bits.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: lower min_tokens."
@@ -111,12 +113,12 @@ def _number(name: str, value: float | None, low: float, high: float, *, open_low
         raise RequestError(f"{name} is {value:g}: it must be {allowed}.")
 
 
-def _integer(name: str, value: int | None, low: int | None) -> None:
+def _integer(name: str, value: int | None, low: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{name} is {value!r}: give a whole number.")
-    if low is not None and value < low:
+    if value < low:
         raise RequestError(f"{name} is {value}: it must be at least {low}.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from paceline.engine.outputs import Chunk, RequestOutput, Timing, Usage
 from paceline.engine.replay import EventLog
 from paceline.engine.text import TextOutput
 from paceline.loading.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,11 @@ class Engine:
             work = self._pending.popleft()
             try:
                 event = self._executor.run(work)
-            except BaseException as error:
-                # Ctrl-C included: the requests that run end with what is queued, later ones are served.
-                self._pending = deque(item for item in (work, *self._pending) if isinstance(item, Release))
-                self._feed(WorkLost(f"a step failed: {type(error).__name__}: {error}"))
+            except Exception as error:
+                logger.exception("a step failed; the requests that were running end with an error")
+                event = self._lose(work, error)
+            except BaseException as error:  # Ctrl-C is the caller's, but the engine stays usable
+                self._feed(self._lose(work, error))
                 raise
             if event is not None:
                 self._feed(self._with_stops(event) if isinstance(event, StepDone) else event)
@@ -105,6 +109,11 @@ class Engine:
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
+
+    def _lose(self, work: Work, error: BaseException) -> WorkLost:
+        """The requests that run end with what is queued for them; later ones are served."""
+        self._pending = deque(item for item in (work, *self._pending) if isinstance(item, Release))
+        return WorkLost(f"a step failed: {type(error).__name__}: {error}")
 
     def _feed(self, event: Event) -> None:
         now = time.perf_counter()

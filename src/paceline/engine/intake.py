@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from operator import index
 from typing import Any
 
 from paceline.core.params import SamplingParams
@@ -35,10 +36,7 @@ class Intake:
         if isinstance(prompt, str):
             ids = self._encode("the prompt", prompt)
         else:
-            ids = list(prompt)
-            bad = next((token for token in ids if type(token) is not int), None)
-            if bad is not None:
-                raise RequestError(f"the prompt holds {bad!r}: give a text or a list of token ids.")
+            ids = [_token_id(token) for token in prompt]
         self._check_ids("the prompt", ids)
         if not ids:
             raise RequestError("the prompt is empty: give at least one token.")
@@ -97,3 +95,10 @@ class Intake:
                 f"{name} holds the token id {bad}: ids of {self._model.name} run from 0 to "
                 f"{self._vocab_size - 1}."
             )
+
+
+def _token_id(value: object) -> int:
+    """Whole numbers of any library count; numbers that would have to be rounded do not."""
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        return index(value)
+    raise RequestError(f"the prompt holds {value!r}: give a text or a list of token ids.")

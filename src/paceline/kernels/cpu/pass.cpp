@@ -76,6 +76,8 @@ class Pass {
     void embed(int t) {
         float* x = d_.residual_.data() + t * hidden_;
         unpack_row(d_.embed_, b_.tokens[t], x);
+        // Padding meets zero weights only, and zero times what a broken pass left there would be NaN.
+        std::fill(x + s_.hidden, x + hidden_, 0.0f);
         for (size_t i = 0; i < hidden_; i++) x[i] *= s_.embed_scale;
         normalise(t, t, d_.vector(0, VectorId::attn_norm));
         const int half = s_.head_dim / 2;
