@@ -30,7 +30,6 @@ class PacelineEngine:
             options.model,
             draft=options.speculation,
             dtype=DTYPES[options.precision],
-            num_speculative_tokens=options.num_speculative_tokens,
             threads=options.threads,
             max_num_seqs=options.max_batch,
             context_length=options.max_model_len,
@@ -40,7 +39,6 @@ class PacelineEngine:
             "precision": options.precision,
             "speculation": options.speculation,
             "threads": options.threads,
-            **({} if options.speculation == "none" else {"k": options.num_speculative_tokens}),
             **more,
         }
 

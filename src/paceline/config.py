@@ -33,15 +33,17 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class SpeculationConfig(_Table, frozen=True):
     """draft: "ngram", "none", or a model (as `Config.model`).
 
-    num_speculative_tokens: guesses per request and step; `length_by_batch_size`, pairs of (smallest batch
-    size, length), replaces it where given, with 0 below the first pair.
+    num_speculative_tokens: guesses per request and step, whatever the batch; unset = up to 5, fewer or none
+    where the batch alone fills a pass. `length_by_batch_size`, pairs of (smallest batch size, length),
+    replaces it where given, with 0 below the first pair.
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram that the n-gram drafter looks up.
     """
 
     draft: Name = "ngram"
-    num_speculative_tokens: Annotated[
-        int, Meta(ge=0, le=256, description="a whole number from 0 to 256 (0 = no speculation)")
-    ] = 5
+    num_speculative_tokens: (
+        Annotated[int, Meta(ge=0, le=256, description="a whole number from 0 to 256 (0 = no speculation)")]
+        | None
+    ) = None
     draft_dtype: Dtype = "auto"
     length_by_batch_size: Annotated[
         tuple[tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=0, le=256)]], ...],
@@ -128,8 +130,10 @@ def to_toml(config: Config) -> str:
     for name in config.__struct_fields__:
         value = getattr(config, name)
         if isinstance(value, _Table):
-            rows = [f"{key} = {_toml(getattr(value, key))}" for key in value.__struct_fields__]
-            tables += ["", f"[{name}]", *rows]
+            set_ = {
+                key: found for key in value.__struct_fields__ if (found := getattr(value, key)) is not None
+            }
+            tables += ["", f"[{name}]", *(f"{key} = {_toml(found)}" for key, found in set_.items())]
         elif value is not None:
             lines.append(f"{name} = {_toml(value)}")
     return "\n".join([*lines, *tables]) + "\n"

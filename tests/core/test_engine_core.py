@@ -288,7 +288,7 @@ def test_length_by_batch_size_resumes_in_step() -> None:
         limits=core.config.limits,
         vocab_size=VOCAB,
         drafter=DrafterNeeds("toy", ingests_prompts=True),
-        draft_length=LengthByBatchSize([(1, 3), (2, 0)]),
+        draft_length=LengthByBatchSize(((1, 3), (2, 0))),
     )
     drive = make_drive(EngineCore(config))
     arrive(drive, "a", [1, 2, 3], max_tokens=60)

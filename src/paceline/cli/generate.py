@@ -68,10 +68,9 @@ def _check(config: Config, params: SamplingParams, values: dict[str, Any]) -> No
     if params.logprobs is not None and not values["json_output"]:
         raise click.UsageError("--logprobs are only printed with --json.")
     speculation = config.speculation
-    lengths = [length for _, length in speculation.length_by_batch_size] or [
-        speculation.num_speculative_tokens
-    ]
-    if values["compare"] and (speculation.draft == "none" or not any(lengths)):
+    table = speculation.length_by_batch_size
+    guesses = any(length for _, length in table) if table else speculation.num_speculative_tokens != 0
+    if values["compare"] and (speculation.draft == "none" or not guesses):
         raise click.UsageError("--compare needs speculation, which this configuration turns off.")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,14 +35,26 @@ class FixedLength:
         return self.num_speculative_tokens
 
 
-class LengthByBatchSize:
-    """A table (smallest batch size, length), as vLLM's `num_speculative_tokens_per_batch_size`."""
+@dataclass(frozen=True, slots=True)
+class LengthWithinPass:
+    """Up to `num_speculative_tokens` guesses as long as a pass over all roots and guesses stays within
+    `pass_tokens`: up to there a pass costs little more than over the roots alone, since it must read the
+    weights anyway; beyond, every guess costs like a token and few are worth it."""
 
-    def __init__(self, table: Sequence[tuple[int, int]]) -> None:
-        self.table = tuple(sorted((size, length) for size, length in table))
-        self._from = [size for size, _ in self.table]
-        self._lengths = [length for _, length in self.table]
+    num_speculative_tokens: int
+    pass_tokens: int
 
     def wanted(self, batch_size: int) -> int:
-        place = bisect_right(self._from, batch_size)
-        return self._lengths[place - 1] if place else 0
+        return max(0, min(self.num_speculative_tokens, self.pass_tokens // max(batch_size, 1) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LengthByBatchSize:
+    """A table of (smallest batch size, length), ascending, as vLLM's `num_speculative_tokens_per_batch_size`;
+    0 below its first row."""
+
+    table: tuple[tuple[int, int], ...]
+
+    def wanted(self, batch_size: int) -> int:
+        place = bisect_right(self.table, batch_size, key=lambda row: row[0])
+        return self.table[place - 1][1] if place else 0

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from paceline.config import Config
-from paceline.core.drafting import DraftLength, FixedLength, LengthByBatchSize
+from paceline.core.drafting import DraftLength, FixedLength, LengthByBatchSize, LengthWithinPass
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 Precision = Literal["float32", "bfloat16", "int8"]
 
 _KV_SHARE_OF_MEMORY = 0.25
+_USUAL_DRAFT_LENGTH = 5
+_CHEAP_PASS_TOKENS = {"cpu": 8, "cuda": 128}
+"""Where a pass stops being bound by reading the weights. CPU: measured, see docs/benchmarks.md. CUDA: from
+the ratio of arithmetic to bandwidth of current devices, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.scheduler.prefix_cache,
         drafter=drafter.needs if drafter is not None else None,
-        draft_length=_draft_length(config),
+        draft_length=_draft_length(config, device),
     )
     target = TargetExecutor(_runner(decoder, limits, context, device), model.eos_token_ids)
     log = EventLog(record, core_config) if record is not None else None
@@ -193,6 +197,10 @@ def _drafter(config: Config, model: LoadedModel, limits: Limits, device: str) ->
     )
 
 
-def _draft_length(config: Config) -> DraftLength:
-    table = config.speculation.length_by_batch_size
-    return LengthByBatchSize(table) if table else FixedLength(config.speculation.num_speculative_tokens)
+def _draft_length(config: Config, device: str) -> DraftLength:
+    speculation = config.speculation
+    if speculation.length_by_batch_size:
+        return LengthByBatchSize(speculation.length_by_batch_size)
+    if speculation.num_speculative_tokens is not None:
+        return FixedLength(speculation.num_speculative_tokens)
+    return LengthWithinPass(_USUAL_DRAFT_LENGTH, _CHEAP_PASS_TOKENS[device])

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from paceline.core import work as messages
-from paceline.core.drafting import DrafterNeeds, FixedLength, LengthByBatchSize
+from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize, LengthWithinPass
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.scheduler import Limits
 from paceline.core.work import Event, Work
@@ -91,9 +91,14 @@ def _untagged(entry: dict[str, Any]) -> Any:
     return msgspec.convert(entry, kind, strict=False)
 
 
+_LENGTHS: dict[str, type[DraftLength]] = {
+    kind.__name__: kind for kind in (FixedLength, LengthWithinPass, LengthByBatchSize)
+}
+
+
 def _config_to_json(config: CoreConfig) -> dict[str, Any]:
     length = config.draft_length
-    if not isinstance(length, FixedLength | LengthByBatchSize):
+    if type(length).__name__ not in _LENGTHS:
         raise EngineError(f"a run with {type(length).__name__} cannot be recorded: it has no written form.")
     return {
         "limits": msgspec.to_builtins(config.limits),
@@ -101,9 +106,7 @@ def _config_to_json(config: CoreConfig) -> dict[str, Any]:
         "eos_token_ids": config.eos_token_ids,
         "prefix_cache": config.prefix_cache,
         "drafter": msgspec.to_builtins(config.drafter),
-        "draft_length": length.table
-        if isinstance(length, LengthByBatchSize)
-        else length.num_speculative_tokens,
+        "draft_length": {"type": type(length).__name__, **msgspec.to_builtins(length)},
     }
 
 
@@ -115,5 +118,5 @@ def _config_from_json(entry: dict[str, Any]) -> CoreConfig:
         eos_token_ids=tuple(entry["eos_token_ids"]),
         prefix_cache=entry["prefix_cache"],
         drafter=msgspec.convert(entry["drafter"], DrafterNeeds | None),
-        draft_length=FixedLength(length) if isinstance(length, int) else LengthByBatchSize(length),
+        draft_length=msgspec.convert(length, _LENGTHS[length.pop("type")]),
     )
