@@ -28,6 +28,8 @@ from pruned_draft import write_pruned
 LENGTHS = (1, 3, 5, 8)
 BATCHES = (1, 8)
 TEMPERATURES = (0.0, 0.8)
+DROPPED = (14, 20)
+"""Layers that the pruned draft lacks."""
 SOURCES = {"spec-bench": open_questions, "gsm8k": arithmetic, "humaneval": code, "edit": edits}
 
 
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "int8"])
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--drafts", nargs="+", default=["ngram", "embedded int8", "pruned"])
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
     parser.add_argument("--reference", type=Path)
     parser.add_argument("--out", type=Path)
@@ -131,9 +134,10 @@ def main() -> None:
         prompts = read_prompts(llm, args.data, args.prompts)
     print(f"{len(prompts)} prompts, {args.tokens} new tokens, {args.dtype}")
     with tempfile.TemporaryDirectory() as scratch:
-        pruned = write_pruned(Path(scratch) / "pruned", 24)
-        drafts = {"ngram": "ngram", "embedded int8": "embedded", "24-layers": str(pruned)}
+        pruned = write_pruned(Path(scratch) / "pruned", DROPPED)
+        drafts = {"ngram": "ngram", "embedded int8": "embedded", "pruned": str(pruned)}
         cells = []
+        drafts = {name: drafts[name] for name in args.drafts}
         for cell in compare(prompts, drafts, args.dtype, args.tokens):
             cells.append(cell)
             length = f"{cell.mean_acceptance_length:.2f}" if cell.mean_acceptance_length else "-"

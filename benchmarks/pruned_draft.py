@@ -1,15 +1,16 @@
 """Write a draft model for the embedded one: its own weights with some layers left out.
 
-    python benchmarks/pruned_draft.py --layers 12 --out DIR
+    python benchmarks/pruned_draft.py --drop 14 20 --out DIR
 
-Untrained, so it guesses badly; it is there to exercise a real draft / target pair whose guesses are partly
-right. `--layers` of the 30 layers are kept: the first ones and the last two.
+Untrained, so it pays for nothing; it is there to exercise a real draft / target pair whose guesses are partly
+right.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -31,10 +32,12 @@ NAMES = {
 }
 
 
-def write_pruned(out: Path, num_layers: int) -> Path:
-    """A Hugging Face folder with `num_layers` of the embedded model's layers, in bfloat16."""
+def write_pruned(out: Path, dropped: Collection[int]) -> Path:
+    """A Hugging Face folder of the embedded model without the layers `dropped`, in bfloat16."""
     model = load("embedded")
-    kept: list[LayerWeights] = [*model.weights.layers[: num_layers - 2], *model.weights.layers[-2:]]
+    kept: list[LayerWeights] = [
+        layer for index, layer in enumerate(model.weights.layers) if index not in dropped
+    ]
     tensors = {
         "model.embed_tokens.weight": model.weights.embed,
         "model.norm.weight": model.weights.final_norm,
@@ -55,7 +58,7 @@ def write_pruned(out: Path, num_layers: int) -> Path:
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": num_layers,
+        "num_hidden_layers": len(kept),
         "num_attention_heads": spec.num_heads,
         "num_key_value_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
@@ -73,10 +76,10 @@ def write_pruned(out: Path, num_layers: int) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--drop", type=int, nargs="+", default=[14])
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    print(write_pruned(args.out, args.layers))
+    print(write_pruned(args.out, args.drop))
 
 
 if __name__ == "__main__":

@@ -249,8 +249,8 @@ def test_compare_needs_speculation(run: Run, options: list[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--temperature", "-1"], "error: temperature is -1: it must be at least 0."),
-        (["--temperature", "nan"], "error: temperature is nan: give a finite number, at least 0."),
+        (["--temperature", "-1"], "error: temperature is -1: it must be at least 0"),
+        (["--temperature", "nan"], "error: temperature is nan: give a finite number, at least 0"),
         (["--max-tokens", "0"], "error: max_tokens is 0: it must be at least 1."),
         (["--stop", ""], "error: stop holds an empty string"),
         (["--num-speculative-tokens", "-1"], "error: speculation.num_speculative_tokens is -1"),

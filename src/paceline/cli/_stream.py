@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.errors import RequestError
+from paceline.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from paceline import LLM, RequestOutput
@@ -25,7 +25,7 @@ def stream(
 ) -> tuple[str, RequestOutput | None]:
     """The text, and its output unless `stopped` became true first (then the request is aborted).
 
-    Raises RequestError if the request ended with an error.
+    Raises RequestError or EngineError if the request ended with an error.
     """
     text, output = "", None
     with closing(llm.stream(prompt, params)) as chunks:
@@ -39,5 +39,6 @@ def stream(
     if not silent and text and not text.endswith("\n"):
         click.echo()
     if output is not None and output.finish_reason == "error":
-        raise RequestError(output.error or "the request failed.")
+        kind = EngineError if output.engine_fault else RequestError
+        raise kind(output.error or "the request failed.")
     return text, output

@@ -11,6 +11,7 @@ from paceline.core.request import FinishReason, Phase, Request
 from paceline.core.scheduler import Limits, Scheduler, Share
 from paceline.core.slots import SlotPool
 from paceline.core.stats import SpeculationStats
+from paceline.core.stopping import cut
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import (
     AdvanceDrafts,
@@ -25,7 +26,6 @@ from paceline.core.work import (
     RequestAborted,
     RequestArrived,
     RequestDelta,
-    RequestSummary,
     RunTarget,
     StepDone,
     TargetItem,
@@ -109,8 +109,8 @@ class EngineCore:
         request = Request(event.request_id, list(event.prompt), len(event.prompt), event.params, now)
         problem = self._refusal(request)
         if problem:
-            summary = RequestSummary(0, 0, request.speculation)
-            self._emit(RequestDelta(request.request_id, (), (), FinishReason.ERROR, problem, summary))
+            delta = RequestDelta(request.request_id, (), (), FinishReason.ERROR, problem, request.summary())
+            self._emit(delta)
             return
         self.requests[request.request_id] = request
         self.scheduler.enter(request)
@@ -151,7 +151,7 @@ class EngineCore:
             self.pool.release(share.tree_slots)
         for request in list(self.scheduler.running):
             if request.ended is None:
-                self._end(request, FinishReason.ERROR, event.reason)
+                self._end(request, FinishReason.ERROR, event.reason, engine_fault=True)
             else:
                 self._drop(request)
 
@@ -201,30 +201,30 @@ class EngineCore:
         request.num_computed += share.length
         request.num_mirrored = request.num_computed
         request.proposal = None
-        accepted = list(verdict.path) if verdict and not verdict.error else []
-        path = [share.tree_slots[node] for node in accepted]
+        path = [share.tree_slots[node] for node in verdict.path] if verdict is not None else []
         self.pool.release(slot for slot in share.tree_slots if slot not in path)
         request.slots.extend(path)
         if request.ended is not None:  # aborted while in flight
             self._drop(request)
         elif verdict is None:
             if request.num_uncomputed == 0:
-                self._end(request, FinishReason.ERROR, "the target gave no verdict")
-        elif verdict.error is not None:
-            self._end(request, FinishReason.ERROR, verdict.error)
+                self._end(request, FinishReason.ERROR, "the target gave no verdict", engine_fault=True)
         else:
-            self._accept(request, verdict, len(share.tree), now)
+            if verdict.tokens:
+                self._accept(request, verdict, len(share.tree), now)
+            if verdict.error is not None:
+                self._end(request, FinishReason.ERROR, verdict.error)
         if request.ended is None:
             self.scheduler.forget_unseen(request)
 
     def _accept(self, request: Request, verdict: Verdict, num_draft: int, now: float) -> None:
         prefilled = request.num_output == 0
-        kept, reason = self._cut(request, verdict)
+        kept, reason = cut(request, verdict, self.config.eos_token_ids, self.config.limits.context_length)
         request.tokens.extend(verdict.tokens[:kept])
         # KV of an accepted token cut off by a stop is nobody's: its slot leaves with the request.
         request.num_computed += min(len(verdict.path), kept)
-        if request.first_token_at is None:
-            request.first_token_at = now
+        request.first_token_at = now if request.first_token_at is None else request.first_token_at
+        request.last_token_at = now
         if not prefilled:
             request.speculation.count_step(num_draft, min(len(verdict.path), kept), kept)
         elif request.num_cached_slots < request.num_prompt:
@@ -235,22 +235,6 @@ class EngineCore:
         else:
             self._end(request, reason, tokens=tokens, logprobs=logprobs)
 
-    def _cut(self, request: Request, verdict: Verdict) -> tuple[int, FinishReason | None]:
-        """How many of the verdict's tokens count, and why the request ends there if it does.
-
-        Token by token as without speculation; at one and the same token a stop outranks the length.
-        """
-        params, eos = request.params, self.config.eos_token_ids
-        left = request.tokens_left(self.config.limits.context_length)
-        for count, token in enumerate(verdict.tokens, 1):
-            total = request.num_output + count
-            ends = token in params.stop_token_ids or (token in eos and not params.ignore_eos)
-            if (ends and total > params.min_tokens) or count == verdict.stop_at:
-                return count, FinishReason.STOP
-            if count == left:
-                return count, FinishReason.LENGTH
-        return len(verdict.tokens), None
-
     def _end(
         self,
         request: Request,
@@ -259,12 +243,14 @@ class EngineCore:
         *,
         tokens: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] = (),
+        engine_fault: bool = False,
     ) -> None:
         if request.ended is not None:
             return
         request.ended = reason
-        summary = RequestSummary(request.prefix_hit or 0, request.num_preemptions, request.speculation)
-        self._emit(RequestDelta(request.request_id, tokens, logprobs, reason, error, summary))
+        self._emit(
+            RequestDelta(request.request_id, tokens, logprobs, reason, error, request.summary(), engine_fault)
+        )
         if not request.in_flight:
             self._drop(request)
 
@@ -365,7 +351,8 @@ class EngineCore:
         request = share.request
         if drafter is None or self.drafter_lost is not None or not drafter.ingests_prompts:
             return False
-        if request.decoding or self._draft_length(request, drafter, 1) <= 0:
+        batch_size = len(self.scheduler.running)
+        if request.decoding or self._draft_length(request, drafter, batch_size) <= 0:
             return False
         return request.num_computed + share.length > request.num_drafter_tokens
 

@@ -74,8 +74,6 @@ class SamplingParams:
         _integer("n", self.n, 1)
         _integer("num_speculative_tokens", self.num_speculative_tokens, 0)
         _integer("seed", self.seed, -(2**63))
-        if self.seed is not None and self.seed >= 2**64:
-            raise RequestError(f"seed is {self.seed}: it must fit 64 bits.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: lower min_tokens."
@@ -120,6 +118,8 @@ def _integer(name: str, value: int | None, low: int) -> None:
         raise RequestError(f"{name} is {value!r}: give a whole number.")
     if value < low:
         raise RequestError(f"{name} is {value}: it must be at least {low}.")
+    if value >= 2**64:
+        raise RequestError(f"{name} is {value}: it must fit 64 bits.")
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def _logit_bias(value: object) -> dict[int, float] | None:
         raise RequestError(f"logit_bias is {value!r}: give a mapping from token id to bias.")
     bias: dict[int, float] = {}
     for key, amount in value.items():
-        if not (type(key) is int or (isinstance(key, str) and key.isdigit())):
+        if not (type(key) is int or (isinstance(key, str) and key.isdecimal())):
             raise RequestError(f"logit_bias has the key {key!r}: keys are token ids (whole numbers from 0).")
         _number(f"logit_bias[{key}]", amount, -100.0, 100.0)
         bias[int(key)] = float(amount)

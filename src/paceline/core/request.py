@@ -10,6 +10,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.prefix_cache import CacheNode
 from paceline.core.stats import SpeculationStats
 from paceline.core.token_tree import TokenTree
+from paceline.core.work import RequestSummary
 
 
 class Phase(StrEnum):
@@ -58,6 +59,7 @@ class Request:
     prefix_hit: int | None = None
     num_preemptions: int = 0
     first_token_at: float | None = None
+    last_token_at: float | None = None
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property
@@ -83,3 +85,13 @@ class Request:
         if self.params.max_tokens is not None:
             left = min(left, self.params.max_tokens - self.num_output)
         return left
+
+    def summary(self) -> RequestSummary:
+        first, last = self.first_token_at, self.last_token_at
+        return RequestSummary(
+            num_cached_tokens=self.prefix_hit or 0,
+            num_preemptions=self.num_preemptions,
+            speculation=self.speculation,
+            ttft_s=None if first is None else first - self.arrived_at,
+            decode_s=None if first is None or last is None else last - first,
+        )

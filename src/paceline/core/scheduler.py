@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.core.prefix_cache import PrefixCache
-from paceline.core.request import Phase, Request
+from paceline.core.request import FinishReason, Phase, Request
 from paceline.core.slots import SlotPool
 from paceline.core.token_tree import TokenTree
 
@@ -58,12 +57,11 @@ class Scheduler:
     def enter(self, request: Request) -> None:
         self.waiting.append(request)
 
-    def admit(self) -> list[Request]:
+    def admit(self) -> None:
         """Moves waiting requests to running while a row is free and their known tokens fit.
 
         First come, first served: nobody overtakes the head of the queue, so nobody starves.
         """
-        admitted = []
         while self.waiting and self._rows and self._fits(self.waiting[0]):
             request = self.waiting.popleft()
             # The last token is always computed anew: its logits are wanted.
@@ -76,8 +74,6 @@ class Scheduler:
             request.num_mirrored, request.announced = 0, False
             request.phase = Phase.RUNNING
             self.running.append(request)
-            admitted.append(request)
-        return admitted
 
     def _fits(self, request: Request) -> bool:
         """Counts every token of the request as missing: a prefix hit only makes it better. When nothing
@@ -91,7 +87,9 @@ class Scheduler:
         """Takes a request off either table; what it computed stays in the prefix cache for others."""
         if request.phase is Phase.RUNNING:
             self.running.remove(request)
-            self._give_back(request)
+            # What led to an error, or was never seen to lead to a token, may be broken: NaN spreads.
+            sound = request.ended is not FinishReason.ERROR and request.num_output > 0
+            self._give_back(request, request.num_computed if sound else 0)
         elif request.phase is Phase.WAITING:
             self.waiting.remove(request)
         request.phase = Phase.FINISHED
@@ -99,14 +97,14 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Back to the front of the queue with prompt and output as known tokens; recomputed later."""
         self.running.remove(request)
-        self._give_back(request)
+        self._give_back(request, request.num_computed)
         request.phase = Phase.WAITING
         request.num_preemptions += 1
         self.waiting.appendleft(request)
 
-    def _give_back(self, request: Request) -> None:
+    def _give_back(self, request: Request, num_shared: int) -> None:
         assert request.cache_node is not None
-        self.share_prefix(request, request.num_computed)
+        self.share_prefix(request, num_shared)
         self._cache.unlock(request.cache_node)
         self._pool.release(request.slots[max(request.num_cached_slots, request.num_forgotten) :])
         self._rows.append(request.row)
@@ -232,6 +230,3 @@ class Scheduler:
             if other.request_id not in planned:
                 return other
         return None
-
-    def ids(self) -> Iterable[str]:
-        return (request.request_id for request in [*self.running, *self.waiting])

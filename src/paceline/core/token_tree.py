@@ -102,18 +102,20 @@ class TokenTree:
             [self.scores[node] for node in kept],
         )
 
-    def walk(self, target_token: Callable[[int], int]) -> tuple[list[int], list[int]]:
+    def walk(self, target_token: Callable[[int], int | None]) -> tuple[list[int], list[int]]:
         """Verification: follow the target's own tokens down the tree.
 
-        target_token(node) is the token the target chooses after `node` (ROOT included).
-        Returns the accepted nodes and the committed tokens: the accepted ones and the bonus token, so
-        one token more than nodes. The same rule holds for chains and trees, greedy and sampled.
+        target_token(node) is the token the target chooses after `node` (ROOT included), None if it can
+        choose none. Returns the accepted nodes and the committed tokens: the accepted ones and, unless none
+        could be chosen, the bonus token. The same rule holds for chains and trees, greedy and sampled.
         """
         node = ROOT
         path: list[int] = []
         tokens: list[int] = []
         while True:
             token = target_token(node)
+            if token is None:
+                return path, tokens
             tokens.append(token)
             below = self._children.get((node, token))
             if below is None:

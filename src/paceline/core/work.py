@@ -57,7 +57,8 @@ class Verdict:
 
     path: accepted nodes, root's child first.  tokens: the accepted tokens and the bonus token.
     stop_at: number of tokens after which a stop string is complete, found by whoever can read text.
-    error: the item's own failure (logits not finite, every token masked); the request ends with it.
+    error: why no token could be chosen after `tokens` (logits not finite, every token masked); the request
+    ends with it unless one of `tokens` ends it before, as it would without speculation.
     """
 
     request_id: str
@@ -177,17 +178,25 @@ Work = GrowDrafts | AdvanceDrafts | RunTarget | Release
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
-    """What there is to say of a request once it has ended. num_cached_tokens: prompt tokens whose KV came
-    from the prefix cache."""
+    """What there is to say of a request once it has ended.
+
+    num_cached_tokens: prompt tokens whose KV came from the prefix cache.  ttft_s: arrival to first token.
+    decode_s: first token to last.
+    """
 
     num_cached_tokens: int
     num_preemptions: int
     speculation: SpeculationStats
+    ttft_s: float | None = None
+    decode_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDelta:
-    """New output of one request, in order. The last one carries `finish_reason` and `summary`."""
+    """New output of one request, in order. The last one carries `finish_reason` and `summary`.
+
+    error: why it ended. engine_fault: that the cause lies in the engine and not in the request.
+    """
 
     request_id: str
     tokens: tuple[int, ...] = ()
@@ -195,3 +204,4 @@ class RequestDelta:
     finish_reason: str | None = None
     error: str | None = None
     summary: RequestSummary | None = None
+    engine_fault: bool = False

@@ -34,6 +34,8 @@ class DraftSequence:
     cache_node: CacheNode | None = None
     num_cached_slots: int = 0
     last_use: int = 0
+    # Whether the text holds an id the draft model lacks, such as a padding row of a wider target.
+    foreign: bool = False
 
 
 class DraftModelDrafter:
@@ -71,8 +73,8 @@ class DraftModelDrafter:
         self._clock += 1
         ready: list[tuple[DraftSequence, int]] = []
         proposals: dict[str, Proposal] = {}
-        for item in items:
-            sequence = self._take_in(item)
+        # All are taken in first: what takes part in this call is not idle, and keeps its KV.
+        for item, sequence in [(item, self._take_in(item)) for item in items]:
             problem = self._prepare(sequence, item.max_depth)
             if problem:
                 proposals[item.request_id] = Proposal(item.request_id, len(sequence.tokens), error=problem)
@@ -92,7 +94,7 @@ class DraftModelDrafter:
         sequences = [self._take_in(item) for item in items]
         ready = [sequence for sequence in sequences if self._prepare(sequence, 0) is None]
         if ready:
-            self._catch_up(ready)
+            self._catch_up(ready, wanted=False)
         for sequence in ready:
             self._share_prompt(sequence)
 
@@ -110,12 +112,13 @@ class DraftModelDrafter:
             self._sequences[item.request_id] = DraftSequence([], told.num_prompt, told.params)
         sequence = self._sequences[item.request_id]
         sequence.tokens.extend(item.tokens)
+        sequence.foreign = sequence.foreign or any(token >= self._vocab for token in item.tokens)
         sequence.last_use = self._clock
         return sequence
 
     def _prepare(self, sequence: DraftSequence, depth: int) -> str | None:
         """Drops what was not accepted and finds slots for what is to come; says why it cannot."""
-        if any(token >= self._runner.vocab_size for token in sequence.tokens[len(sequence.held) :]):
+        if sequence.foreign:
             return "the text holds a token that the draft model does not know"
         if sequence.cache_node is None:
             if not self._rows:
@@ -226,7 +229,7 @@ class DraftModelDrafter:
                 tokens.append(None)
         return tokens
 
-    def _catch_up(self, sequences: Sequence[DraftSequence]) -> Tensor:
+    def _catch_up(self, sequences: Sequence[DraftSequence], *, wanted: bool = True) -> Tensor:
         """Computes every known token that is missing; logits of each sequence's last token, in order.
 
         All last tokens go through one pass, since the logits of a pass live only until the next.
@@ -240,7 +243,8 @@ class DraftModelDrafter:
                     parts.append((sequence, missing))
                     room -= len(missing)
             self._run(parts, wanted=False)
-        return self._run([(sequence, sequence.tokens[len(sequence.held) :]) for sequence in sequences])
+        rest = [(sequence, sequence.tokens[len(sequence.held) :]) for sequence in sequences]
+        return self._run(rest, wanted=wanted)
 
     def _run(self, parts: Sequence[tuple[DraftSequence, list[int]]], *, wanted: bool = True) -> Tensor:
         segments = [Segment(sequence.row, len(sequence.held), tokens, wanted) for sequence, tokens in parts]

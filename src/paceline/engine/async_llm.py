@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.core.params import SamplingParams
@@ -47,11 +48,11 @@ class _Mailbox:
 class AsyncLLM:
     """Takes the options of `LLM`. A pass runs outside the interpreter lock, so streams stay responsive.
 
-    A stream that is closed or cancelled aborts its request. If the engine fails, every open stream raises
-    EngineError, and so does every later one.
+    A stream that is closed or cancelled aborts its request. If a step fails, the streams that took part raise
+    EngineError; later ones are served.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self._llm = LLM(model, **options)
         self._inbox: queue.SimpleQueue[_Start | _Abort | None] = queue.SimpleQueue()
         self._open: dict[str, _Mailbox] = {}
@@ -120,13 +121,14 @@ class AsyncLLM:
 
     def _send(self, message: _Start) -> None:
         if self._failure is not None:
-            raise self._failure
-        if not self._thread.is_alive():
-            raise EngineError("the engine is closed: make a new AsyncLLM.")
+            raise EngineError(str(self._failure))
         self._inbox.put(message)
+        # The engine may have ended between the look and the put, with nobody left to read the message.
+        if self._failure is not None:
+            raise EngineError(str(self._failure))
 
     def _work(self) -> None:
-        reason = "the engine was closed."
+        reason = "the engine is closed: make a new AsyncLLM."
         try:
             while self._take_messages():
                 for name, chunk in self._llm.engine.step():
@@ -165,6 +167,7 @@ class AsyncLLM:
         if chunk.output is not None:
             del self._open[name]
         if chunk.output is not None and chunk.output.finish_reason == "error":
-            mailbox.put(RequestError(chunk.output.error or "the request failed."))
+            kind = EngineError if chunk.output.engine_fault else RequestError
+            mailbox.put(kind(chunk.output.error or "the request failed."))
         else:
             mailbox.put(chunk)

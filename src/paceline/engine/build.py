@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -20,6 +18,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.engine import About, Engine
 from paceline.engine.executor import LocalExecutor
+from paceline.engine.machine import Precision, free_memory, num_threads, resolve_device, resolve_precision
 from paceline.engine.replay import EventLog
 from paceline.errors import ConfigError, KernelError
 from paceline.execution.graphs import GraphedDecoder
@@ -31,8 +30,6 @@ from paceline.models.native_decoder import NativeDecoder
 from paceline.models.torch_decoder import TorchDecoder
 
 logger = logging.getLogger(__name__)
-
-Precision = Literal["float32", "bfloat16", "int8"]
 
 _KV_SHARE_OF_MEMORY = 0.25
 _USUAL_DRAFT_LENGTH = 5
@@ -49,66 +46,66 @@ class Built:
     device: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A model ready to run, but for its KV cache."""
+
+    model: LoadedModel
+    decoder: Decoder
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        spec = self.model.spec
+        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self.decoder.kv_dtype.itemsize
+
+
 def build(config: Config, *, drafter: Drafter | None = None, record: Path | None = None) -> Built:
     """Loads the models and wires everything. drafter: one of the caller's own, instead of the configured.
 
     Raises ConfigError, ModelError or KernelError.
     """
     started = time.perf_counter()
+    device = resolve_device(config)
+    precision = resolve_precision(config.dtype, device)
     model = load(config.model)
-    device = _device(config)
-    precision = _precision(config.dtype, device)
-    context = _context_length(config, model)
-    decoder = _decoder(model, precision, device, config)
-    limits = Limits(
-        context_length=context,
-        num_slots=_num_slots(config, model, context, precision, device),
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_batch_tokens=config.scheduler.max_batch_tokens,
-        attention_window=_attention_window(model),
-    )
+    target = _Packed(model, _decoder(model, precision, device, config))
+    draft = _draft_model(config, model, device) if drafter is None else None
+    limits = _limits(config, [target, draft] if draft else [target], device)
     if drafter is None:
-        drafter = _drafter(config, model, limits, device)
+        drafter = _drafter(config, model, draft, limits, device)
     core_config = CoreConfig(
         limits=limits,
-        vocab_size=min(model.tokenizer.vocab_size, model.spec.vocab_size),
+        vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.scheduler.prefix_cache,
         drafter=drafter.needs if drafter is not None else None,
         draft_length=_draft_length(config, device),
     )
-    target = TargetExecutor(_runner(decoder, limits, context, device), model.eos_token_ids)
+    runner = _runner(target.decoder, limits, limits.context_length, device)
+    executor = LocalExecutor(TargetExecutor(runner, model.eos_token_ids), drafter)
     log = EventLog(record, core_config) if record is not None else None
     name = drafter.needs.name if drafter is not None else "none"
     about = About(model.name, name, time.perf_counter() - started)
-    engine = Engine(EngineCore(core_config), LocalExecutor(target, drafter), model.tokenizer, about, log)
-    return Built(engine, model, precision, device)
+    return Built(
+        Engine(EngineCore(core_config), executor, model.tokenizer, about, log), model, precision, device
+    )
 
 
-def _device(config: Config) -> str:
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
-        raise ConfigError(
-            "device is cuda but torch sees no CUDA device: choose device = cpu, or fix the driver."
-        )
-    device = ("cuda" if has_cuda else "cpu") if config.device == "auto" else config.device
-    if device == "cuda" and "int8" in (config.dtype, config.speculation.draft_dtype):
-        raise ConfigError("int8 weights run on the CPU only: choose dtype = bfloat16, or device = cpu.")
-    return device
-
-
-def _precision(asked: str, device: str) -> Precision:
-    if asked in ("float32", "bfloat16", "int8"):
-        return asked  # type: ignore[return-value]
-    return "bfloat16" if device == "cuda" or _has_bf16_arithmetic() else "float32"
-
-
-def _has_bf16_arithmetic() -> bool:
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+def _limits(config: Config, packed: list[_Packed], device: str) -> Limits:
+    """packed: the target, and the draft model if there is one; each gets a slot per token of KV."""
+    model = packed[0].model
+    scheduler = config.scheduler
+    context = _context_length(config, model)
+    per_token = sum(each.kv_bytes_per_token for each in packed)
+    affordable = int(free_memory(device) * _KV_SHARE_OF_MEMORY) // per_token
+    wanted = min(scheduler.max_num_seqs * context, max(affordable, scheduler.max_batch_tokens))
+    return Limits(
+        context_length=context,
+        num_slots=scheduler.kv_tokens or wanted,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_batch_tokens=scheduler.max_batch_tokens,
+        attention_window=_attention_window(model),
+    )
 
 
 def _context_length(config: Config, model: LoadedModel) -> int:
@@ -127,42 +124,17 @@ def _attention_window(model: LoadedModel) -> int:
     return max(windows) if all(windows) else 0
 
 
-def _num_slots(config: Config, model: LoadedModel, context: int, precision: Precision, device: str) -> int:
-    """As configured, else enough for every sequence at full length, within a quarter of the free memory."""
-    if config.scheduler.kv_tokens:
-        return config.scheduler.kv_tokens
-    spec = model.spec
-    width = 4 if precision == "float32" else 2
-    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * width
-    affordable = int(_free_memory(device) * _KV_SHARE_OF_MEMORY) // per_token
-    return min(config.scheduler.max_num_seqs * context, max(affordable, config.scheduler.max_batch_tokens))
-
-
-def _free_memory(device: str) -> int:
-    """Bytes; where the system does not say, a guess that suits a small machine."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 4 << 30
-
-
-def _threads(config: Config) -> int:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    usable = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return config.threads or usable
-
-
 def _decoder(model: LoadedModel, precision: Precision, device: str, config: Config) -> Decoder:
     if device == "cpu":
         try:
-            return NativeDecoder(model.spec, model.weights, dtype=precision, threads=_threads(config))
+            return NativeDecoder(
+                model.spec, model.weights, dtype=precision, threads=num_threads(config.threads)
+            )
         except KernelError as error:
             if precision == "int8":
                 raise KernelError(f"{error} int8 weights need them: choose dtype = float32.") from error
             logger.warning("%s Falling back to plain torch, which is several times slower.", error)
-        torch.set_num_threads(_threads(config))
+        torch.set_num_threads(num_threads(config.threads))
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
     decoder = TorchDecoder(model.spec, model.weights, dtype=dtype, device=device, exact=config.exact)
     # Rounding slot counts up changes shapes, and with them bits: exact passes are never recorded.
@@ -177,24 +149,31 @@ def _runner(decoder: Decoder, limits: Limits, context: int, device: str) -> Mode
     return ModelRunner(decoder, kv, num_rows=limits.max_num_seqs, context_length=context)
 
 
-def _drafter(config: Config, model: LoadedModel, limits: Limits, device: str) -> Drafter | None:
-    speculation = config.speculation
-    if speculation.draft == "none":
+def _draft_model(config: Config, target: LoadedModel, device: str) -> _Packed | None:
+    """The configured draft model, if the drafter is one."""
+    if config.speculation.draft in ("none", "ngram"):
         return None
-    if speculation.draft == "ngram":
-        return NgramDrafter(speculation.prompt_lookup_min, speculation.prompt_lookup_max)
-    draft = load(speculation.draft)
-    check_same_vocabulary(model.tokenizer, draft.tokenizer)
-    precision = _precision(speculation.draft_dtype, device)
-    decoder = _decoder(draft, precision, device, config)
-    context = min(limits.context_length, draft.context_length)
-    return DraftModelDrafter(
-        _runner(decoder, limits, context, device),
-        target_vocab_size=model.tokenizer.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        num_slots=limits.num_slots,
-        max_batch_tokens=limits.max_batch_tokens,
-    )
+    draft = load(config.speculation.draft)
+    check_same_vocabulary(target.tokenizer, draft.tokenizer)
+    precision = resolve_precision(config.speculation.draft_dtype, device)
+    return _Packed(draft, _decoder(draft, precision, device, config))
+
+
+def _drafter(
+    config: Config, model: LoadedModel, draft: _Packed | None, limits: Limits, device: str
+) -> Drafter | None:
+    if draft is not None:
+        context = min(limits.context_length, draft.model.context_length)
+        return DraftModelDrafter(
+            _runner(draft.decoder, limits, context, device),
+            target_vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            num_slots=limits.num_slots,
+            max_batch_tokens=limits.max_batch_tokens,
+        )
+    if config.speculation.draft == "ngram":
+        return NgramDrafter(config.speculation.prompt_lookup_min, config.speculation.prompt_lookup_max)
+    return None
 
 
 def _draft_length(config: Config, device: str) -> DraftLength:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from paceline.core.engine_core import EngineCore
@@ -16,6 +17,7 @@ from paceline.core.work import (
     RequestAborted,
     RequestArrived,
     RequestDelta,
+    RequestSummary,
     StepDone,
     TokenLogprobs,
     Verdict,
@@ -42,18 +44,15 @@ class About:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """What the engine, as opposed to the core, knows of a request: its text and its clock."""
+    """What the engine, as opposed to the core, knows of a request."""
 
     request_id: str
     index: int
     prompt: list[int]
     params: SamplingParams
     text: TextOutput
-    arrived_at: float
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    first_token_at: float | None = None
-    last_token_at: float | None = None
 
 
 class Engine:
@@ -82,9 +81,7 @@ class Engine:
 
     def add(self, request_id: str, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
         text = TextOutput(self._tokenizer, params)
-        self._requests[request_id] = OpenRequest(
-            request_id, index, list(prompt), params, text, time.perf_counter()
-        )
+        self._requests[request_id] = OpenRequest(request_id, index, list(prompt), params, text)
         self._feed(RequestArrived(request_id, tuple(prompt), params))
 
     def abort(self, request_id: str) -> None:
@@ -95,6 +92,8 @@ class Engine:
             work = self._pending.popleft()
             try:
                 event = self._executor.run(work)
+                if isinstance(event, StepDone):
+                    event = self._with_stops(event)
             except Exception as error:
                 logger.exception("a step failed; the requests that were running end with an error")
                 event = self._lose(work, error)
@@ -102,13 +101,9 @@ class Engine:
                 self._feed(self._lose(work, error))
                 raise
             if event is not None:
-                self._feed(self._with_stops(event) if isinstance(event, StepDone) else event)
+                self._feed(event)
         ready, self._ready = self._ready, []
         return ready
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
 
     def _lose(self, work: Work, error: BaseException) -> WorkLost:
         """The requests that run end with what is queued for them; later ones are served."""
@@ -118,10 +113,25 @@ class Engine:
     def _feed(self, event: Event) -> None:
         now = time.perf_counter()
         work = self.core.handle(event, now)
-        if self._log is not None:
-            self._log.append(now, event, work)
         self._pending.extend(work)
-        self._ready.extend(self._chunk(delta, now) for delta in self.core.take_outputs())
+        self._ready.extend(self._chunk(delta) for delta in self.core.take_outputs())
+        self._record(now, event, work)
+
+    def _record(self, now: float, event: Event, work: list[Work]) -> None:
+        """A log that can no longer be written is given up; the requests go on."""
+        if self._log is None:
+            return
+        try:
+            self._log.append(now, event, work)
+        except OSError as error:
+            logger.warning("the event log ends here, it cannot be written: %s", error.strerror)
+            self.close()
+
+    def close(self) -> None:
+        if self._log is not None:
+            with suppress(OSError):  # what could not be written was reported
+                self._log.close()
+            self._log = None
 
     def _with_stops(self, event: StepDone) -> StepDone:
         """The core reads no text: where a stop string ends is written into the event, so a recorded log
@@ -134,11 +144,8 @@ class Engine:
         stop = request.text.find_stop(verdict.tokens) if request is not None else None
         return verdict if stop is None else replace(verdict, stop_at=stop.num_tokens)
 
-    def _chunk(self, delta: RequestDelta, now: float) -> tuple[str, Chunk]:
+    def _chunk(self, delta: RequestDelta) -> tuple[str, Chunk]:
         request = self._requests[delta.request_id]
-        if delta.tokens:
-            request.first_token_at = request.first_token_at or now
-            request.last_token_at = now
         request.tokens.extend(delta.tokens)
         request.logprobs.extend(delta.logprobs)
         text = request.text.push(delta.tokens, delta.finish_reason)
@@ -159,8 +166,9 @@ class Engine:
             token_ids=request.tokens,
             finish_reason=str(delta.finish_reason),
             error=delta.error,
+            engine_fault=delta.engine_fault,
             usage=Usage(len(request.prompt), len(request.tokens), delta.summary.num_cached_tokens),
-            timing=self._timing(request),
+            timing=self._timing(delta.summary, len(request.tokens)),
             drafter=self.about.drafter,
             speculation=delta.summary.speculation,
             model=self.about.model,
@@ -168,14 +176,7 @@ class Engine:
             logprobs=request.logprobs if request.params.logprobs is not None else None,
         )
 
-    def _timing(self, request: OpenRequest) -> Timing:
-        if request.first_token_at is None or request.last_token_at is None:
-            return Timing(self.about.load_s)
-        decode = request.last_token_at - request.first_token_at
-        count = len(request.tokens) - 1
-        return Timing(
-            self.about.load_s,
-            request.first_token_at - request.arrived_at,
-            decode,
-            decode / count if count else None,
-        )
+    def _timing(self, summary: RequestSummary, num_tokens: int) -> Timing:
+        decode, after_first = summary.decode_s, num_tokens - 1
+        tpot = decode / after_first if decode is not None and after_first > 0 else None
+        return Timing(self.about.load_s, summary.ttft_s, decode, tpot)

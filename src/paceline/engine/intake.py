@@ -26,7 +26,7 @@ class Intake:
         self._context_length = context_length
         self._default_seed = default_seed
         # Some checkpoints have tokens that their embedding lacks.
-        self._vocab_size = min(model.tokenizer.vocab_size, model.spec.vocab_size)
+        self._vocab_size = model.vocab_size
         self._defaults = {
             name: value for name, value in asdict(model.generation).items() if value is not None
         }

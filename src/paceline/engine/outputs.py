@@ -35,7 +35,8 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """One completion. `finish_reason` is stop, length, abort or error (then `error` says why and what
-    helps); `index` counts the completions of one prompt; `seed` replays a sampled one."""
+    helps; `engine_fault` that the cause is the engine's, not the request's); `index` counts the completions
+    of one prompt; `seed` replays a sampled one."""
 
     request_id: str
     index: int
@@ -51,6 +52,7 @@ class RequestOutput:
     model: str
     seed: int | None
     logprobs: list[TokenLogprobs] | None = None
+    engine_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,12 @@ class EventLog:
 def read_log(path: Path) -> tuple[CoreConfig, Iterator[tuple[float, Event, list[Work]]]]:
     """Raises EngineError naming file and line when the log is damaged or of another format."""
     lines = _lines(path)
-    header = next(lines, {})
+    number, header = next(lines, (1, {}))
     if header.get("format") != FORMAT:
         raise EngineError(f"{path}: not an event log of format {FORMAT}; record it again.")
-    entries = (
-        (entry["now"], _untagged(entry["event"]), [_untagged(item) for item in entry["work"]])
-        for entry in lines
-    )
-    return _config_from_json(header["config"]), entries
+    with _naming(path, number):
+        config = _config_from_json(header["config"])
+    return config, _entries(path, lines)
 
 
 def replay(path: Path) -> int:
@@ -70,15 +69,38 @@ def replay(path: Path) -> int:
     return count
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
+def _entries(
+    path: Path, lines: Iterator[tuple[int, dict[str, Any]]]
+) -> Iterator[tuple[float, Event, list[Work]]]:
+    for number, entry in lines:
+        with _naming(path, number):
+            parsed = (
+                float(entry["now"]),
+                _untagged(entry["event"]),
+                [_untagged(item) for item in entry["work"]],
+            )
+        yield parsed
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise EngineError(f"cannot read the event log {path}: {error.strerror}.") from error
+    with file:
         for number, line in enumerate(file, 1):
-            try:
-                yield msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
-                raise EngineError(
-                    f"{path}:{number}: not an event log line ({error}); record it again."
-                ) from error
+            with _naming(path, number):
+                entry = msgspec.json.decode(line, type=dict[str, Any])
+            yield number, entry
+
+
+@contextmanager
+def _naming(path: Path, number: int) -> Iterator[None]:
+    """Turns whatever a damaged line leads to into an error that says which line it is."""
+    try:
+        yield
+    except (msgspec.DecodeError, KeyError, AttributeError, TypeError, ValueError) as error:
+        raise EngineError(f"{path}:{number}: not an event log line ({error}); record it again.") from error
 
 
 def _tagged(message: Event | Work) -> dict[str, Any]:

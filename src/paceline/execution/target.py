@@ -65,26 +65,29 @@ class TargetExecutor:
 
     def _verdict(self, item: TargetItem, tree: TokenTree, chosen: SampledRows, first: int) -> Verdict:
         sequence = self._sequences[item.request_id]
+        problems: list[str] = []
 
-        def target_token(node: int) -> int:
+        def target_token(node: int) -> int | None:
             def prefix() -> list[int]:
                 return [*sequence.tokens, *(tree.tokens[other] for other in tree.path(node))]
 
-            return chosen.token(first + 1 + node, prefix, sequence.num_prompt)
+            try:
+                return chosen.token(first + 1 + node, prefix, sequence.num_prompt)
+            except Unsampleable as problem:
+                problems.append(str(problem))
+                return None
 
-        try:
-            path, tokens = tree.walk(target_token)
-        except Unsampleable as problem:
-            return Verdict(item.request_id, error=str(problem))
+        path, tokens = tree.walk(target_token)
         sequence.tokens.extend(tokens)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if sequence.params.logprobs is not None:
-            nodes = [ROOT, *path]
+            nodes = [ROOT, *path][: len(tokens)]
             logprobs = tuple(
                 logprobs_of(chosen.raw(first + 1 + node), token, sequence.params.logprobs)
                 for node, token in zip(nodes, tokens, strict=True)
             )
-        return Verdict(item.request_id, tuple(path), tuple(tokens), logprobs)
+        error = problems[0] if problems else None
+        return Verdict(item.request_id, tuple(path), tuple(tokens), logprobs, error=error)
 
 
 def _segment(item: TargetItem) -> Segment:

@@ -34,6 +34,11 @@ class LoadedModel:
         return self.info.spec
 
     @property
+    def vocab_size(self) -> int:
+        """Ids below this have both a text and an embedding."""
+        return min(self.tokenizer.vocab_size, self.info.spec.vocab_size)
+
+    @property
     def context_length(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self.info.spec.context_length
@@ -41,10 +46,6 @@ class LoadedModel:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return self.info.eos_token_ids
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.info.bos_token_id
 
     @property
     def generation(self) -> GenerationDefaults:

@@ -46,10 +46,10 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         path.write_text(self._backend.to_str(), encoding="utf-8")
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of token ids, added tokens included. A model's logits may be wider (padding)."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        """One more than the largest token id, added tokens included. Logits may be wider (padding)."""
+        return max(self.vocabulary().values(), default=-1) + 1
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -1,0 +1,74 @@
+"""Prompt lookup: which continuation is offered, and that the index knows what a scan would find."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.params import SamplingParams
+from paceline.core.work import Announcement, DraftItem
+from paceline.drafters.ngram import IndexedText, NgramDrafter
+from paceline.errors import ConfigError
+
+
+def scan(tokens: list[int], min_match: int, max_match: int, count: int) -> list[int]:
+    """The definition: longest suffix that occurred before, earliest occurrence, what followed it."""
+    for length in range(min(max_match, len(tokens) - 1), min_match - 1, -1):
+        suffix = tokens[len(tokens) - length :]
+        for end in range(length, len(tokens)):
+            if tokens[end - length : end] == suffix:
+                return tokens[end : end + count]
+    return []
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=40),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.integers(0, 6),
+    st.lists(st.integers(0, 40), max_size=5),
+)
+def test_the_index_finds_what_a_scan_finds(
+    tokens: list[int], min_match: int, more: int, count: int, cuts: list[int]
+) -> None:
+    text = IndexedText(min_match, min_match + more)
+    at = 0
+    for cut in [*sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]:
+        text.extend(tokens[at:cut])
+        at = cut
+        assert text.continuation(count) == scan(tokens[:cut], min_match, min_match + more, count)
+
+
+def test_the_longest_match_wins_and_then_the_earliest() -> None:
+    text = IndexedText(1, 3)
+    text.extend([1, 2, 3, 9, 7, 3, 8, 2, 3, 5, 1, 2, 3])
+    assert text.continuation(2) == [9, 7]
+    text.extend([8])
+    assert text.continuation(3) == [2, 3, 5]
+
+
+def test_nothing_is_offered_without_a_match_or_after_the_end() -> None:
+    text = IndexedText(2, 3)
+    text.extend([1, 2, 3, 2])
+    assert text.continuation(4) == []
+    repeated = IndexedText(1, 3)
+    repeated.extend([4, 4])
+    assert repeated.continuation(4) == [4]
+
+
+def test_requests_do_not_see_each_other() -> None:
+    drafter = NgramDrafter(1, 3)
+    told = Announcement(3, SamplingParams().resolved())
+    drafter.advance([DraftItem("a", 0, (1, 2, 3, 1), 0, 0, told)])
+    drafter.advance([DraftItem("b", 0, (5, 6, 1), 0, 0, told)])
+    (mine,) = drafter.grow([DraftItem("a", 4, (2,), 3, 3)])
+    (other,) = drafter.grow([DraftItem("b", 3, (), 3, 3)])
+    assert (mine.tokens, mine.num_tokens) == ((3, 1, 2), 5)
+    assert other.tokens == ()
+    drafter.release(["a", "b", "unknown"])
+
+
+def test_lengths_must_be_in_order() -> None:
+    with pytest.raises(ConfigError, match="smaller must be"):
+        NgramDrafter(4, 3)

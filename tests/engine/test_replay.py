@@ -1,0 +1,63 @@
+"""Damaged event logs name their file, their line and the remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.engine.replay import replay
+from paceline.errors import EngineError
+from tests.tiny import ENGINE, write_random
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replay")
+    path = folder / "events.jsonl"
+    with LLM(write_random(folder / "model"), draft="ngram", record=path, **ENGINE) as llm:
+        llm.generate([[5, 6, 7, 5, 6], [8, 9]], SamplingParams(max_tokens=12, temperature=1.0, seed=1))
+    return path
+
+
+def test_an_intact_log_replays(log: Path) -> None:
+    assert replay(log) > 4
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (1, "{}"),
+        (1, "[]"),
+        (1, '{"format": 1, "config": {}}'),
+        (3, "{not json"),
+        (3, '{"now": 0}'),
+        (3, '{"now": 0, "event": {"type": "Nonsense"}, "work": []}'),
+        (3, '{"now": 0, "event": {"type": "StepDone", "step": "x"}, "work": []}'),
+    ],
+)
+def test_a_damaged_line_is_named(log: Path, tmp_path: Path, line: int, text: str) -> None:
+    lines = log.read_text(encoding="utf-8").splitlines()
+    lines[line - 1] = text
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(EngineError, match=r"damaged\.jsonl.*record it again"):
+        replay(damaged)
+
+
+def test_other_work_than_recorded_is_an_error(log: Path, tmp_path: Path) -> None:
+    lines = log.read_text(encoding="utf-8").splitlines()
+    entry = json.loads(lines[1])
+    entry["event"]["prompt"].append(9)
+    lines[1] = json.dumps(entry)
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(EngineError, match="replay differs"):
+        replay(changed)
+
+
+def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot read the event log"):
+        replay(tmp_path / "none.jsonl")
