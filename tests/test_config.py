@@ -153,7 +153,7 @@ WRONG = [
     ("length_by_batch_size", [[4, 1], [4, 2]], "each must be larger than the one before"),
     ("prompt_lookup_min", 0, "a whole number from 1 to 64"),
     ("prompt_lookup_max", 65, "a whole number from 1 to 64"),
-    ("prompt_lookup_min", 4, "raise the one or lower the other"),
+    ("prompt_lookup_min", 5, "raise the one or lower the other"),
     ("max_num_seqs", 0, "a whole number from 1"),
     ("max_batch_tokens", 0, "a whole number from 1"),
     ("max_batch_tokens", 8, "raise the one or lower the other"),

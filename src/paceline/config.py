@@ -49,8 +49,8 @@ class SpeculationConfig(_Table, frozen=True):
         tuple[tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=0, le=256)]], ...],
         Meta(description="a list of [smallest batch size from 1, length from 0 to 256] pairs"),
     ] = ()
-    prompt_lookup_max: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 3
-    prompt_lookup_min: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 1
+    prompt_lookup_max: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 4
+    prompt_lookup_min: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 2
 
 
 class SchedulerConfig(_Table, frozen=True):

@@ -68,6 +68,7 @@ def test_scattered_slots(lab: Lab) -> None:
 def test_lookup_memory_ends_with_its_request(lab: Lab) -> None:
     """J05 The acceptance of a repetitive request does not depend on what used its place before."""
     options = {**ENGINE, "draft": "ngram", "num_speculative_tokens": 4, "max_num_seqs": 1}
+    options["prompt_lookup_min"] = 1
     repetitive = [9, 8, 7] * 5
     used, fresh = LLM(lab.model, **options), LLM(lab.model, **options)
     used.generate([random_prompt(4, 90) + repetitive * 2], SamplingParams(max_tokens=60))

@@ -141,7 +141,8 @@ def test_running_requests_share_a_prompt_in_the_draft_cache(lab: Lab) -> None:
 def test_golden_acceptance(models: Path, lab: Lab, kind: str, drafted: int, accepted: int) -> None:
     """K06 A fixed pair of models accepts, on fixed prompts, as many guesses as it always did."""
     draft = write_random(models / "golden", head_noise=0.2) if kind == "model" else kind
-    llm = LLM(lab.model, draft=draft, num_speculative_tokens=4, **ENGINE)
+    options = {**ENGINE, "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    llm = LLM(lab.model, draft=draft, **options)
     llm.generate([random_prompt(seed, 10) for seed in range(8)], SamplingParams(max_tokens=60))
     stats = llm.engine.core.speculation
     # Sums in another order, on another processor, may flip a near tie and the rest of one text.

@@ -16,7 +16,7 @@ class NgramDrafter(PerRequestDrafter["IndexedText"]):
     tokens that followed it there: the semantics of vLLM's `ngram` method, from an index that grows with
     the text instead of a scan per step."""
 
-    def __init__(self, min_match: int = 1, max_match: int = 3) -> None:
+    def __init__(self, min_match: int = 2, max_match: int = 4) -> None:
         if not 1 <= min_match <= max_match:
             raise ConfigError(
                 f"n-gram lengths {min_match} to {max_match}: the smaller must be at least 1 and at most "
