@@ -79,13 +79,6 @@ def test_counts_must_agree() -> None:
         bindings.coupled_argmax(torch.zeros(2, 4), [0.0], [0], [0])
 
 
-def test_threads_change_nothing() -> None:
-    logits = torch.randn(33, 1000)
-    args = ([1.0] * 33, list(range(33)), list(range(33)))
-    one, three = bindings.coupled_argmax(logits, *args), bindings.coupled_argmax(logits, *args, threads=3)
-    assert one[0].tolist() == three[0].tolist()
-
-
 def test_a_full_row_is_fast() -> None:
     logits = torch.randn(1, 49_152)
     best = 1.0

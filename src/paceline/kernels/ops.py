@@ -51,7 +51,7 @@ def coupled_argmax(
 ) -> tuple[Tensor, Tensor]:
     """See `reference.sampling.coupled_argmax`. On the CPU the native kernel, if it can be built."""
     if logits.device.type == "cpu" and _native_available():
-        return bindings.coupled_argmax(logits, temperatures, seeds, positions, torch.get_num_threads())
+        return bindings.coupled_argmax(logits, temperatures, seeds, positions)
     result: tuple[Tensor, Tensor] = _find("coupled_argmax", logits)(logits, temperatures, seeds, positions)
     return result
 

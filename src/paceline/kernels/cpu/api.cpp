@@ -46,7 +46,7 @@ int32_t paceline_forward(Decoder* decoder, const Batch* batch, const paceline::K
     return 0;
 }
 
-void paceline_coupled_argmax(const paceline::SamplingRows* rows, int32_t threads) { paceline::coupled_argmax(*rows, threads); }
+void paceline_coupled_argmax(const paceline::SamplingRows* rows) { paceline::coupled_argmax(*rows); }
 
 void paceline_noise(uint64_t seed, int64_t position, int32_t count, float* out) { paceline::noise_row(seed, position, count, out); }
 }

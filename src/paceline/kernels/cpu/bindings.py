@@ -75,13 +75,9 @@ class _SamplingStruct(ctypes.Structure):
 
 
 def coupled_argmax(
-    logits: Tensor,
-    temperatures: Sequence[float],
-    seeds: Sequence[int],
-    positions: Sequence[int],
-    threads: int = 1,
+    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """See `reference.sampling.coupled_argmax`; for CPU tensors. Rows are shared among `threads`."""
+    """See `reference.sampling.coupled_argmax`; for CPU tensors."""
     lib = _library()
     logits = (
         logits if logits.dtype == torch.float32 and logits.stride(1) == 1 else logits.float().contiguous()
@@ -98,7 +94,7 @@ def coupled_argmax(
         *(heat.ctypes.data, keys.ctypes.data, places.ctypes.data),
         *(tokens.data_ptr(), finite.data_ptr()),
     )
-    lib.paceline_coupled_argmax(ctypes.byref(rows), threads)
+    lib.paceline_coupled_argmax(ctypes.byref(rows))
     return tokens, finite
 
 
@@ -191,7 +187,7 @@ def _address(array: NDArray[np.int32]) -> int:
 def _library() -> ctypes.CDLL:
     lib = load_library()
     lib.paceline_coupled_argmax.restype = None
-    lib.paceline_coupled_argmax.argtypes = [POINTER(_SamplingStruct), c_int32]
+    lib.paceline_coupled_argmax.argtypes = [POINTER(_SamplingStruct)]
     lib.paceline_noise.restype = None
     lib.paceline_noise.argtypes = [c_uint64, c_int64, c_int32, c_void_p]
     lib.paceline_decoder_new.restype = c_void_p

@@ -2,10 +2,7 @@
 #include "sampling.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <thread>
-#include <vector>
 
 #include "noise.h"
 
@@ -77,18 +74,11 @@ void choose(const SamplingRows& rows, int r) {
 
 }  // namespace
 
-void coupled_argmax(const SamplingRows& rows, int threads) {
-    std::atomic<int> next{0};
-    auto work = [&] {
-        for (int r = next++; r < rows.count; r = next++) choose(rows, r);
-    };
-    std::vector<std::thread> helpers;
-    for (int i = 1; i < std::min(threads, rows.count); i++) helpers.emplace_back(work);
-    work();
-    for (auto& helper : helpers) helper.join();
+void coupled_argmax(const SamplingRows& rows) noexcept {
+    for (int r = 0; r < rows.count; r++) choose(rows, r);
 }
 
-void noise_row(uint64_t seed, int64_t position, int count, float* out) {
+void noise_row(uint64_t seed, int64_t position, int count, float* out) noexcept {
     const NoiseKeys keys = noise_keys(seed, position);
     for (int i = 0; i < count; i += 16) {
         const v16f g = gumbel(keys, bits<v16u>(lanes() + i));

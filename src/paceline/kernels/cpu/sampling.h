@@ -14,9 +14,9 @@ struct SamplingRows {
     uint8_t* finite;
 };
 
-// See kernels/reference/sampling.py.
-void coupled_argmax(const SamplingRows& rows, int threads);
+// See kernels/reference/sampling.py. A row takes about as long as starting a thread, so there are none.
+void coupled_argmax(const SamplingRows& rows) noexcept;
 
-void noise_row(uint64_t seed, int64_t position, int count, float* out);
+void noise_row(uint64_t seed, int64_t position, int count, float* out) noexcept;
 
 }  // namespace paceline
