@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.errors import KernelError
 from paceline.kernels.batch import TokenBatch
 from paceline.kernels.kv_cache import KVCache
 from paceline.models.native_decoder import NativeDecoder
@@ -233,3 +238,27 @@ def test_shapes_it_does_not_cover_are_refused() -> None:
             NativeDecoder(spec, make_weights(make_spec()), dtype="float32", threads=1)
     with pytest.raises(ValueError, match="threads"):
         NativeDecoder(make_spec(), make_weights(make_spec()), dtype="float32", threads=0)
+
+
+@contextlib.contextmanager
+def little_memory_left(size: int) -> Iterator[None]:
+    """Lets this process map `size` more bytes and no more."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and limits the address space")
+def test_threads_the_system_refuses_are_an_error() -> None:
+    spec = make_spec()
+    weights = make_weights(spec)
+    native("float32")  # the library is built and loaded
+    # A stack takes some megabytes of address space each.
+    with little_memory_left(256 << 20), pytest.raises(KernelError, match="1024 threads: lower threads"):
+        NativeDecoder(spec, weights, dtype="float32", threads=1024)
+    assert native("float32") is not None

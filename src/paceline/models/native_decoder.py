@@ -32,7 +32,7 @@ class NativeDecoder:
     softmax and the residual stream are float32 always.
     threads: workers, the calling thread included. cores: pin worker i to `cores[i % len]` during a pass.
 
-    Raises KernelError when the kernels cannot be built, ValueError for a shape they do not cover.
+    Raises KernelError when the kernels cannot be built, do not cover the shape, or lack threads or memory.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 // The C interface that bindings.py mirrors.
 #include <exception>
+#include <system_error>
 
 #include "decoder.h"
 #include "sampling.h"
@@ -11,12 +12,17 @@ extern "C" {
 
 int32_t paceline_abi() { return 1; }
 
-Decoder* paceline_decoder_new(const paceline::Spec* spec, int32_t threads, const int32_t* cores, int32_t num_cores) {
+// Null when it cannot be made: *failure is then 1 for want of threads, 2 for want of memory.
+Decoder* paceline_decoder_new(const paceline::Spec* spec, int32_t threads, const int32_t* cores, int32_t num_cores,
+                              int32_t* failure) {
     try {
         return new Decoder(*spec, threads, cores, num_cores);
+    } catch (const std::system_error&) {
+        *failure = 1;
     } catch (const std::exception&) {
-        return nullptr;
+        *failure = 2;
     }
+    return nullptr;
 }
 
 void paceline_decoder_free(Decoder* decoder) { delete decoder; }

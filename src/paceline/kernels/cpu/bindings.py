@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.errors import KernelError
 from paceline.kernels.cpu.build import load_library
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ BATCH_RULES = {
     6: "prefix_len + path_len is not position + 1",
     7: "a visible slot is outside the cache",
     8: "logit_rows names a token that is not in the batch",
+}
+
+_DECODER_FAILURES = {
+    1: "the system refuses to start {threads} threads: lower threads, or raise the limit on processes.",
+    2: "not enough memory for the decoder's packed weights.",
 }
 
 
@@ -111,11 +117,12 @@ class DecoderHandle:
     def __init__(self, spec: SpecStruct, threads: int, cores: Sequence[int] | None) -> None:
         self._lib = _library()
         pinned = (c_int32 * len(cores or ()))(*(cores or ()))
+        failure = c_int32()
         self._pointer: int | None = self._lib.paceline_decoder_new(
-            ctypes.byref(spec), threads, pinned, len(pinned)
+            ctypes.byref(spec), threads, pinned, len(pinned), ctypes.byref(failure)
         )
         if not self._pointer:
-            raise MemoryError("not enough memory for the decoder's packed weights")
+            raise KernelError(_DECODER_FAILURES[failure.value].format(threads=threads))
 
     def __del__(self) -> None:
         if getattr(self, "_pointer", None):
@@ -191,7 +198,8 @@ def _library() -> ctypes.CDLL:
     lib.paceline_noise.restype = None
     lib.paceline_noise.argtypes = [c_uint64, c_int64, c_int32, c_void_p]
     lib.paceline_decoder_new.restype = c_void_p
-    lib.paceline_decoder_new.argtypes = [POINTER(SpecStruct), c_int32, POINTER(c_int32), c_int32]
+    numbers = POINTER(c_int32)
+    lib.paceline_decoder_new.argtypes = [POINTER(SpecStruct), c_int32, numbers, c_int32, numbers]
     lib.paceline_decoder_free.restype = None
     lib.paceline_decoder_free.argtypes = [c_void_p]
     lib.paceline_weight_bytes.restype = c_int64

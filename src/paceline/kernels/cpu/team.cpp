@@ -65,10 +65,17 @@ void Gate::wait_beyond(uint32_t seen, int spins) {
 }
 
 Team::Team(int threads, const int* cores, int num_cores) : size_(threads), cores_(cores, cores + num_cores), taken_(new Taken[threads]) {
-    for (int i = 1; i < size_; i++) threads_.emplace_back([this, i] { worker(i); });
+    try {
+        for (int i = 1; i < size_; i++) threads_.emplace_back([this, i] { worker(i); });
+    } catch (...) {
+        stop();
+        throw;
+    }
 }
 
-Team::~Team() {
+Team::~Team() { stop(); }
+
+void Team::stop() {
     stop_ = true;
     start_.advance();
     for (auto& thread : threads_) thread.join();

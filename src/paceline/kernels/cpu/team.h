@@ -27,6 +27,7 @@ class Gate {
 
 class Team {
   public:
+    // Throws std::system_error when the system refuses a thread.
     Team(int threads, const int* cores, int num_cores);
     ~Team();
     Team(const Team&) = delete;
@@ -58,6 +59,7 @@ class Team {
     };
     void barrier();
     void worker(int index);
+    void stop();
 
     const int size_;
     std::vector<int> cores_;
