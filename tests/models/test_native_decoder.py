@@ -262,3 +262,18 @@ def test_threads_the_system_refuses_are_an_error() -> None:
     with little_memory_left(256 << 20), pytest.raises(KernelError, match="1024 threads: lower threads"):
         NativeDecoder(spec, weights, dtype="float32", threads=1024)
     assert native("float32") is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and limits the address space")
+def test_a_pass_without_memory_fails_alone() -> None:
+    spec = make_spec(intermediate_size=40_000)
+    world = World(NativeDecoder(spec, make_weights(spec), dtype="bfloat16", threads=2))
+    want = world.run(Chunk(0, PROMPT[:5]))[0]
+    # One buffer takes 158 MB, more than an allocator keeps of what was freed before.
+    part = Chunk(1, PROMPT * 3).build(world)
+    arrays = {name: np.array(values, dtype=np.int32) for name, values in part.items()}
+    batch = TokenBatch(**arrays, tables=world.tables, logit_rows=np.zeros(1, dtype=np.int32))
+    with little_memory_left(4 << 20), pytest.raises(MemoryError, match="buffers of this pass"):
+        world.decoder.forward(batch, world.cache)
+    world.decoder.forward(batch, world.cache)
+    np.testing.assert_array_equal(world.run(Chunk(2, PROMPT[:5]))[0], want)

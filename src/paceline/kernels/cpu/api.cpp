@@ -8,6 +8,20 @@
 using paceline::Batch;
 using paceline::Decoder;
 
+namespace {
+
+// 0, or -1 when memory ran out.
+template <class Work> int32_t guarded(Work&& work) noexcept {
+    try {
+        work();
+        return 0;
+    } catch (const std::exception&) {
+        return -1;
+    }
+}
+
+}  // namespace
+
 extern "C" {
 
 int32_t paceline_abi() { return 1; }
@@ -32,24 +46,18 @@ int64_t paceline_weight_bytes(const Decoder* decoder) { return (int64_t)decoder-
 // Reads every packed weight once with the decoder's team: what a pass over one token cannot beat.
 uint64_t paceline_read_weights(Decoder* decoder) { return decoder->read_weights(); }
 
-void paceline_pack(Decoder* decoder, int32_t layer, int32_t id, const Decoder::Part* parts, int32_t count) {
-    decoder->pack(layer, (paceline::MatrixId)id, parts, count);
+int32_t paceline_pack(Decoder* decoder, int32_t layer, int32_t id, const Decoder::Part* parts, int32_t count) {
+    return guarded([&] { decoder->pack(layer, (paceline::MatrixId)id, parts, count); });
 }
 
-void paceline_set_vector(Decoder* decoder, int32_t layer, int32_t id, const float* data, int32_t count) {
-    decoder->set_vector(layer, (paceline::VectorId)id, data, count);
+int32_t paceline_set_vector(Decoder* decoder, int32_t layer, int32_t id, const float* data, int32_t count) {
+    return guarded([&] { decoder->set_vector(layer, (paceline::VectorId)id, data, count); });
 }
 
 // 0 = done; 1.. = a rule of TokenBatch is broken (bindings.BATCH_RULES); -1 = out of memory.
 int32_t paceline_forward(Decoder* decoder, const Batch* batch, const paceline::KvView* kv, float* logits) {
     const int broken = decoder->check(*batch, *kv);
-    if (broken) return broken;
-    try {
-        decoder->forward(*batch, *kv, logits);
-    } catch (const std::exception&) {
-        return -1;
-    }
-    return 0;
+    return broken ? broken : guarded([&] { decoder->forward(*batch, *kv, logits); });
 }
 
 void paceline_coupled_argmax(const paceline::SamplingRows* rows) { paceline::coupled_argmax(*rows); }

@@ -47,11 +47,8 @@ template <class Step> class Unit {
          int heads, AttentionScratch& scratch)
         : batch_(batch), shape_(shape), window_(window), group_(group), tile_(shape.head_dim, shape.kv_heads, cache, scratch),
           value_width_((int)round_up(shape.head_dim, 16)), words_(shape.head_dim / Step::per), head_(head), heads_(heads),
-          count_(group.count * shape.group()), queries_(scratch.queries) {
-        queries_.resize((size_t)heads * count_ * words_);
-        scratch.states.resize((size_t)heads * count_ * shape.state_floats());
-        states_ = {scratch.states.data(), shape.state_floats(), value_width_};
-    }
+          count_(group.count * shape.group()), queries_(scratch.queries.data()),
+          states_{scratch.states.data(), shape.state_floats(), value_width_} {}
 
     void load_queries(const float* queries, size_t stride) {
         using Element = typename Step::Element;
@@ -59,7 +56,7 @@ template <class Step> class Unit {
         for (int h = 0; h < heads_; h++)
             for (int t = 0; t < group_.count; t++) {
                 const float* x = queries + (group_.first + t) * stride + (size_t)(head_ + h) * width;
-                Element* out = reinterpret_cast<Element*>(queries_.data() + ((size_t)h * count_ + t * g) * words_);
+                Element* out = reinterpret_cast<Element*>(queries_ + ((size_t)h * count_ + t * g) * words_);
                 for (int i = 0; i < width; i++) out[i] = convert<Element>(x[i]);
             }
     }
@@ -111,7 +108,7 @@ template <class Step> class Unit {
         for (int h = 0; h < heads_; h++) {
             tile_.template load_block<Step>(batch_, group_.first + last - 1, block, head_ + h);
             const int q0 = h * count_ + first * g;
-            score_block<Step>(tile_, queries_.data() + (size_t)q0 * words_, words_, count, scores_);
+            score_block<Step>(tile_, queries_ + (size_t)q0 * words_, words_, count, scores_);
             for (int row = 0; row < count; row++) {
                 int low = 0;
                 const int high = visible_end(first + row / g, block, &low);
@@ -151,8 +148,8 @@ template <class Step> class Unit {
     const TokenGroup& group_;
     BlockTile tile_;
     const int value_width_, words_, head_, heads_, count_;
-    std::vector<uint32_t>& queries_;
-    States states_;
+    uint32_t* const queries_;
+    const States states_;
     alignas(64) float scores_[kMaxQueries * kBlock];
     alignas(64) typename Step::Element weights_[kMaxQueries * kBlock];
     alignas(64) float keep_[kMaxQueries] = {};
@@ -216,13 +213,23 @@ AttentionPlan plan_attention(const Batch& batch, const HeadShape& shape, int thr
     return plan;
 }
 
+void AttentionScratch::reserve(const HeadShape& shape, const AttentionPlan& plan) {
+    int tokens = 0;
+    for (const TokenGroup& group : plan.groups) tokens = std::max(tokens, group.count);
+    const size_t rows = (size_t)tokens * shape.heads / plan.head_parts, width = round_up(shape.head_dim, 16);
+    grow(keys, width * kBlock);
+    grow(values, width * kBlock);
+    grow(queries, rows * shape.head_dim);
+    grow(states, rows * shape.state_floats());
+}
+
 void attend(DType kv, const Batch& batch, const AttentionPlan& plan, const HeadShape& shape, int window, const Cache& cache,
-            const float* queries, size_t q_stride, int unit, AttentionScratch& scratch, float* states) {
+            const float* queries, size_t q_stride, int unit, AttentionScratch& scratch, float* states) noexcept {
     if (kv == DType::f32) attend_as<F32Step>(batch, plan, shape, window, cache, queries, q_stride, unit, scratch, states);
     else attend_as<Bf16Step>(batch, plan, shape, window, cache, queries, q_stride, unit, scratch, states);
 }
 
-void finish_attention(const HeadShape& shape, int segments, int last_segment, const float* states, float* out) {
+void finish_attention(const HeadShape& shape, int segments, int last_segment, const float* states, float* out) noexcept {
     const int width = (int)round_up(shape.head_dim, 16), floats = shape.state_floats();
     alignas(64) float merged[1024];
     for (int h = 0; h < shape.heads; h++) {

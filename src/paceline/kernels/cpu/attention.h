@@ -54,17 +54,24 @@ struct AttentionPlan {
 
 AttentionPlan plan_attention(const Batch& batch, const HeadShape& shape, int threads);
 
+// Grows, never shrinks: what is there keeps its place and its contents.
+template <class T> void grow(std::vector<T>& v, size_t count) {
+    if (v.size() < count) v.resize(count);
+}
+
 // Buffers of one worker, reused between units.
 struct AttentionScratch {
     std::vector<uint32_t> keys, values, queries;
     std::vector<float> states;
+    // Makes room for every unit of the plan: units run on threads of the team, where an allocation must not fail.
+    void reserve(const HeadShape& shape, const AttentionPlan& plan);
 };
 
 // Runs one unit. queries: [T, q_stride] float; states: [T, heads, plan.segments, state_floats].
 void attend(DType kv, const Batch& batch, const AttentionPlan& plan, const HeadShape& shape, int window, const Cache& cache,
-            const float* queries, size_t q_stride, int unit, AttentionScratch& scratch, float* states);
+            const float* queries, size_t q_stride, int unit, AttentionScratch& scratch, float* states) noexcept;
 
 // Merges a token's segments and writes its [heads * head_dim] output.
-void finish_attention(const HeadShape& shape, int segments, int last_segment, const float* states, float* out);
+void finish_attention(const HeadShape& shape, int segments, int last_segment, const float* states, float* out) noexcept;
 
 }  // namespace paceline

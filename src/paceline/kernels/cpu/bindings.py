@@ -145,11 +145,15 @@ class DecoderHandle:
         structs = (_PartStruct * len(ready))(
             *(_PartStruct(t.data_ptr(), int(same), t.shape[0]) for t in ready)
         )
-        self._lib.paceline_pack(self._pointer, layer, MATRIX_IDS[matrix], structs, len(ready))
+        code = self._lib.paceline_pack(self._pointer, layer, MATRIX_IDS[matrix], structs, len(ready))
+        _check_memory(code, "packing a matrix")
 
     def set_vector(self, layer: int, name: str, value: Tensor) -> None:
         ready = value.detach().to("cpu", torch.float32).contiguous()
-        self._lib.paceline_set_vector(self._pointer, layer, VECTOR_IDS[name], ready.data_ptr(), ready.numel())
+        code = self._lib.paceline_set_vector(
+            self._pointer, layer, VECTOR_IDS[name], ready.data_ptr(), ready.numel()
+        )
+        _check_memory(code, "a weight vector")
 
     def forward(self, batch: TokenBatch, kv: KVCache, logits: Tensor) -> None:
         """Runs one pass without the interpreter lock. Raises ValueError naming a broken rule of the batch."""
@@ -160,10 +164,14 @@ class DecoderHandle:
         code = self._lib.paceline_forward(
             self._pointer, ctypes.byref(_batch_struct(batch)), ctypes.byref(cache), logits.data_ptr()
         )
-        if code < 0:
-            raise MemoryError("not enough memory for the buffers of this pass")
+        _check_memory(code, "the buffers of this pass")
         if code:
             raise ValueError(f"malformed batch: {BATCH_RULES[code]}")
+
+
+def _check_memory(code: int, purpose: str) -> None:
+    if code < 0:
+        raise MemoryError(f"not enough memory for {purpose}")
 
 
 def _batch_struct(batch: TokenBatch) -> _BatchStruct:
@@ -206,9 +214,9 @@ def _library() -> ctypes.CDLL:
     lib.paceline_weight_bytes.argtypes = [c_void_p]
     lib.paceline_read_weights.restype = c_uint64
     lib.paceline_read_weights.argtypes = [c_void_p]
-    lib.paceline_pack.restype = None
+    lib.paceline_pack.restype = c_int32
     lib.paceline_pack.argtypes = [c_void_p, c_int32, c_int32, POINTER(_PartStruct), c_int32]
-    lib.paceline_set_vector.restype = None
+    lib.paceline_set_vector.restype = c_int32
     lib.paceline_set_vector.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int32]
     lib.paceline_forward.restype = c_int32
     lib.paceline_forward.argtypes = [c_void_p, POINTER(_BatchStruct), POINTER(_KvStruct), c_void_p]

@@ -7,6 +7,7 @@
 
 namespace paceline {
 
+// The constructor allocates all that the pass needs: an exception cannot leave a thread of the team.
 class Pass {
   public:
     Pass(Decoder& decoder, const Batch& batch, const KvView& kv, float* logits)
@@ -20,7 +21,7 @@ class Pass {
         reserve();
     }
 
-    void run(int worker) {
+    void run(int worker) noexcept {
         const int tokens = b_.tokens_count, last = s_.layers - 1;
         team_.each(worker, tokens, [&](int t) { embed(t); });
         for (int i = 0; i <= last; i++) {
@@ -46,10 +47,6 @@ class Pass {
     }
 
   private:
-    template <class T> static void grow(std::vector<T>& v, size_t count) {
-        if (v.size() < count) v.resize(count);
-    }
-
     void reserve() {
         const size_t t = b_.tokens_count;
         size_t act = 0;
@@ -63,6 +60,7 @@ class Pass {
         grow(d_.states_, t * s_.heads * plan_.segments * d_.shape_.state_floats());
         grow(d_.angles_, t * angles_);
         grow(d_.acts_, t * act);
+        for (AttentionScratch& scratch : d_.scratch_) scratch.reserve(d_.shape_, plan_);
     }
 
     void prepare(const float* x, int k, int row) {

@@ -34,7 +34,7 @@ class Team {
     Team& operator=(const Team&) = delete;
 
     int size() const { return size_; }
-    // Calls job(worker) on every worker, 0 being the caller, and returns when all have returned.
+    // Calls job(worker) on every worker, 0 being the caller, and returns when all have returned. It must not throw.
     void run(const std::function<void(int)>& job);
 
     // Called by every worker inside a job: does [0, count) between them and returns when all of it is done, so it

@@ -2,7 +2,6 @@
 // channels for the weighted sum.
 #pragma once
 #include <algorithm>
-#include <vector>
 
 #include "attention.h"
 #include "simd.h"
@@ -52,10 +51,7 @@ class BlockTile {
   public:
     BlockTile(int head_dim, int kv_heads, const Cache& cache, AttentionScratch& scratch)
         : head_dim_(head_dim), value_width_((int)round_up(head_dim, 16)), kv_heads_(kv_heads), cache_(cache),
-          keys_(scratch.keys), values_(scratch.values) {
-        keys_.resize(round_up(head_dim, 16) * kBlock);
-        values_.resize((size_t)value_width_ * kBlock);
-    }
+          keys_(scratch.keys.data()), values_(scratch.values.data()) {}
 
     // Loads what `token` sees of a block of one head. Lanes past its own position repeat its last slot; their weight
     // is zero.
@@ -69,7 +65,7 @@ class BlockTile {
             k[i] = reinterpret_cast<const Element*>(cache_.keys + at);
             v[i] = reinterpret_cast<const Element*>(cache_.values + at);
         }
-        for (int i = 0; i < filled_; i += 16) load_keys<Step>(k + i, keys_.data() + i);
+        for (int i = 0; i < filled_; i += 16) load_keys<Step>(k + i, keys_ + i);
         load_values(v);
     }
 
@@ -86,8 +82,8 @@ class BlockTile {
             }
     }
 
-    const uint32_t* keys() const { return keys_.data(); }      // [head_dim / per][kBlock]
-    const uint32_t* values() const { return values_.data(); }  // [kBlock / per][value_width]
+    const uint32_t* keys() const { return keys_; }      // [head_dim / per][kBlock]
+    const uint32_t* values() const { return values_; }  // [kBlock / per][value_width]
     int value_width() const { return value_width_; }
     int filled() const { return filled_; }  // an even number of lanes from the first
 
@@ -135,7 +131,7 @@ class BlockTile {
 
     const int head_dim_, value_width_, kv_heads_;
     const Cache cache_;
-    std::vector<uint32_t>&keys_, &values_;
+    uint32_t *const keys_, *const values_;
     int filled_ = 0;
 };
 
