@@ -231,10 +231,11 @@ def test_shapes_it_does_not_cover_are_refused() -> None:
     for changes, message in [
         ({"num_heads": 3}, "share"),
         ({"head_dim": 1200}, "head_dim"),
+        ({"head_dim": 21}, "head_dim 21 is not even"),
         ({"num_heads": 98}, "heads per key-value head"),
     ]:
         spec = make_spec(**changes)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(KernelError, match=message):
             NativeDecoder(spec, make_weights(make_spec()), dtype="float32", threads=1)
     with pytest.raises(ValueError, match="threads"):
         NativeDecoder(make_spec(), make_weights(make_spec()), dtype="float32", threads=0)

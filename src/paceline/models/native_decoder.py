@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.errors import KernelError
 from paceline.kernels.cpu.bindings import DTYPE_CODES, DecoderHandle, NativeDType, SpecStruct
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class NativeDecoder:
     softmax and the residual stream are float32 always.
     threads: workers, the calling thread included. cores: pin worker i to `cores[i % len]` during a pass.
 
-    Raises KernelError when the kernels cannot be built, do not cover the shape, or lack threads or memory.
+    Raises KernelError when the kernels cannot be built, do not cover the shape, or lack threads or memory for
+    the weights.
     """
 
     def __init__(
@@ -95,14 +97,18 @@ class NativeDecoder:
 
 
 def _check_shape(spec: DecoderSpec, threads: int) -> None:
-    if spec.num_heads % spec.num_kv_heads:
-        raise ValueError(f"{spec.num_heads} heads cannot share {spec.num_kv_heads} key-value heads evenly")
-    if spec.num_heads > _MAX_GROUP * spec.num_kv_heads:
-        raise ValueError(f"more than {_MAX_GROUP} heads per key-value head are not supported")
-    if spec.head_dim % 2 or not 0 < spec.head_dim <= _MAX_HEAD_DIM:
-        raise ValueError(f"head_dim {spec.head_dim} must be even and at most {_MAX_HEAD_DIM}")
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
+    heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    if heads % kv_heads:
+        reason = f"{heads} heads cannot share {kv_heads} key-value heads evenly"
+    elif heads > _MAX_GROUP * kv_heads:
+        reason = f"{heads // kv_heads} heads per key-value head are more than {_MAX_GROUP}"
+    elif dim % 2 or not 0 < dim <= _MAX_HEAD_DIM:
+        reason = f"head_dim {dim} is not even and at most {_MAX_HEAD_DIM}"
+    else:
+        return
+    raise KernelError(f"the native kernels do not cover this model: {reason}.")
 
 
 def _new_handle(
