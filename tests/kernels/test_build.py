@@ -66,6 +66,16 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         build.build(tmp_path)
 
 
+def test_a_library_built_earlier_needs_no_compiler(
+    compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler('echo library > "$2"')
+    first = build.build(tmp_path / "cache")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.build(tmp_path / "cache") == first
+
+
 def test_cxx_names_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(KernelError, match="'no-such-compiler', which is not on PATH"):
@@ -80,6 +90,7 @@ def test_a_compile_error_shows_the_last_lines(compiler, tmp_path: Path) -> None:
     assert "line 30" in message
     assert "line 18" not in message
     assert "CXX" in message
+    assert "plain torch serves" in message
     assert not list((tmp_path / "cache").iterdir())
 
 

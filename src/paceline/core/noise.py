@@ -1,7 +1,7 @@
 """The Gumbel noise of the sampling rule: a pure function of (seed, position, token id).
 
 Made of integer operations and of float32 additions and multiplications in a fixed order, so that every
-implementation (this one, `kernels/reference/noise.py`, `kernels/cpu/noise.h`) yields the same bits.
+implementation (this one, `kernels/reference/sampling.py`, `kernels/cpu/noise.h`) yields the same bits.
 """
 
 from __future__ import annotations

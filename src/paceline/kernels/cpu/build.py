@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -52,18 +53,26 @@ def find_compiler() -> str:
     looked = f"$CXX names {wanted!r}, which is not on PATH" if wanted else "no C++ compiler on PATH"
     raise KernelError(
         f"{looked} (looked for {', '.join(_COMPILERS)}). Install one (Debian: apt install g++) or set CXX; "
-        "without one, use the torch backend."
+        "without one plain torch serves, slower, and int8 weights cannot be used."
     )
 
 
 def build(cache: Path) -> Path:
     """The library for this source, compiler and processor, compiled into `cache` unless it is there.
 
+    Without a compiler, a library that any compiler built there before will do.
+
     Any number of processes may build at once: each compiles into a file of its own and renames it into place.
     """
-    compiler = find_compiler()
+    name = f"kernels-{_source_key()}"
+    try:
+        compiler = find_compiler()
+    except KernelError:
+        for built in sorted(cache.glob(f"{name}-*.so")):
+            return built
+        raise
     sources = sorted(_SOURCE.glob("*.cpp"))
-    target = cache / f"kernels-{_key(compiler)}.so"
+    target = cache / f"{name}-{_compiler_key(compiler)}.so"
     if target.exists():
         return target
     try:
@@ -95,31 +104,35 @@ def _compile(command: list[str], scratch: str) -> None:
     tail = "\n".join(result.stderr.strip().splitlines()[-12:])
     raise KernelError(
         f"{command[0]} could not compile the kernels (exit status {result.returncode}):\n{tail}\n"
-        "Try another compiler with CXX (GCC 11 or newer), or use the torch backend."
+        "Try another compiler with CXX (GCC 11 or newer); without one plain torch serves, slower, and int8 "
+        "weights cannot be used."
     )
 
 
-def _key(compiler: str) -> str:
-    digest = hashlib.sha256()
+def _source_key() -> str:
+    digest = hashlib.sha256("\0".join((*_FLAGS, platform.machine(), _cpu_flags())).encode())
     for path in sorted(_SOURCE.iterdir()):
         if path.suffix in {".cpp", ".h"}:
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+            digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _compiler_key(compiler: str) -> str:
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(
             f"{compiler} --version failed: {error}. Set CXX to a working C++ compiler."
         ) from error
-    digest.update("\0".join((compiler, version, *_FLAGS, platform.machine(), _cpu_flags())).encode())
-    return digest.hexdigest()[:20]
+    return hashlib.sha256(f"{compiler}\0{version}".encode()).hexdigest()[:8]
 
 
 def _cpu_flags() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as info:
-            for line in info:
-                if line.startswith(("flags", "Features")):
-                    return line
-    except OSError:
-        pass
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/cpuinfo", encoding="utf-8", errors="replace") as info,
+    ):
+        for line in info:
+            if line.startswith(("flags", "Features")):
+                return line
     return platform.processor()
