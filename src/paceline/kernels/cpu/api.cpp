@@ -24,8 +24,6 @@ template <class Work> int32_t guarded(Work&& work) noexcept {
 
 extern "C" {
 
-int32_t paceline_abi() { return 1; }
-
 // Null when it cannot be made: *failure is then 1 for want of threads, 2 for want of memory.
 Decoder* paceline_decoder_new(const paceline::Spec* spec, int32_t threads, const int32_t* cores, int32_t num_cores,
                               int32_t* failure) {

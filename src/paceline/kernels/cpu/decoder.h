@@ -70,7 +70,6 @@ class Decoder {
 
     // Of the matrices that every pass reads; an untied embedding is not among them.
     size_t weight_bytes() const { return weight_bytes_; }
-    Team& team() { return team_; }
 
   private:
     friend class Pass;

@@ -9,8 +9,6 @@ namespace paceline {
 
 namespace {
 
-constexpr int kAhead = 16384;  // bytes of the weight stream asked for in advance
-
 inline void ask(Ahead& ahead) {
     if (ahead.lines > 0) __builtin_prefetch(ahead.from, 0, 2);
     if (ahead.lines > 1) __builtin_prefetch(ahead.from + 64, 0, 2);

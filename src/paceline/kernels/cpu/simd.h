@@ -24,7 +24,6 @@ typedef int8_t v16b __attribute__((vector_size(16)));
 
 inline v16f splat(float x) { return x - v16f{}; }
 inline v16i splat_i(int32_t x) { return x - v16i{}; }
-inline v16u splat_u(uint32_t x) { return x - v16u{}; }
 template <class V> inline V load_as(const void* p) { V v; std::memcpy(&v, p, sizeof v); return v; }
 template <class V> inline void store_as(void* p, V v) { std::memcpy(p, &v, sizeof v); }
 inline v16f load(const float* p) { return load_as<v16f>(p); }
