@@ -128,6 +128,63 @@ def test_strangers_in_the_pass_change_nothing(dtype: Any, data: st.DataObject) -
         np.testing.assert_array_equal(np.concatenate(got[i]), want)
 
 
+BROKEN = 100  # a token whose embedding is not finite
+WINDOWS = {"none": (0, 0), "short": (7, 7), "mixed": (7, 0), "long": (150, 300)}
+
+
+def breakable(dtype: Any, windows: str) -> NativeDecoder:
+    spec = make_spec(layers=tuple(LayerSpec(window=window) for window in WINDOWS[windows]))
+    weights = make_weights(spec, tied=False)
+    weights.embed[BROKEN] = torch.inf
+    return NativeDecoder(spec, weights, dtype=dtype, threads=2)
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("at", [1, 20, 130, 200])
+def test_what_is_not_finite_reaches_only_those_who_see_it(dtype: Any, windows: str, at: int) -> None:
+    decoder = breakable(dtype, windows)
+    prompt = PROMPT[:250]
+    want = World(decoder).run(Chunk(0, prompt))[0]
+    prompt[at] = BROKEN
+    got = World(decoder, seed=1).run(Chunk(0, prompt))[0]
+    sees = [window - 1 if window else len(prompt) for window in WINDOWS[windows]]
+    end = at + sum(sees) + 1
+    np.testing.assert_array_equal(got[:at], want[:at])
+    assert not np.isfinite(got[at]).any()
+    np.testing.assert_array_equal(got[end:], want[end:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_broken_node_leaves_its_siblings_alone(dtype: Any) -> None:
+    decoder = breakable(dtype, "none")
+    parents = [-1, 0, 0, 1, 2]
+    results = []
+    for tokens in ([3, 4, 5, 6, 7], [3, BROKEN, 5, 6, 7]):
+        world = World(decoder)
+        world.run(Chunk(0, PROMPT[:70]))
+        results.append(world.run(Tree(0, tokens, parents), Chunk(1, [8]))[0])
+    want, got = results
+    np.testing.assert_array_equal(got[[0, 2, 4]], want[[0, 2, 4]])
+    assert not np.isfinite(got[[1, 3]]).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("step", [1, 3, 60])
+def test_slots_behind_the_window_are_not_read(dtype: Any, step: int) -> None:
+    decoder = breakable(dtype, "short")
+    results = []
+    for fill in (0.0, torch.nan):
+        world = World(decoder)
+        world.run(Chunk(0, PROMPT[:150]))
+        behind = world.tables[0, : 150 - 6]
+        world.cache.keys[:, behind] = fill
+        world.cache.values[:, behind] = fill
+        results.append(world.run(Chunk(0, PROMPT[150 : 150 + step]))[0])
+    np.testing.assert_array_equal(results[1], results[0])
+    assert np.isfinite(results[0]).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logit_rows_select_tokens(dtype: Any) -> None:
     decoder = native(dtype)

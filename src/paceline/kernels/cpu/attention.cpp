@@ -63,12 +63,10 @@ template <class Step> class Unit {
 
     // Runs one segment and stores its result as partial result `slot` of `segments`, or merges it into that.
     void run_segment(int segment, int segments, int slot, bool into_running, float* out) {
-        for (int q = 0; q < heads_ * count_; q++) states_.clear(q);
         const int begin = segment * kSegment, end = std::min(begin + kSegment, group_.end);
-        for (int block = begin; block < end; block += kBlock) {
-            if (!into_running) tile_.template touch_block<Step>(batch_, group_.first + group_.count - 1, block, head_, heads_);
-            run_block(block);
-        }
+        run_blocks(begin, end, !into_running, false);
+        // Zero weight times what another token alone sees is NaN if that is not finite: each token then runs alone.
+        if (group_.count > 1 && !finite()) run_blocks(begin, end, false, true);
         const int g = shape_.group();
         for (int h = 0; h < heads_; h++)
             for (int q = 0; q < count_; q++) {
@@ -81,8 +79,26 @@ template <class Step> class Unit {
     }
 
   private:
-    void run_block(int block) {
-        if (block + kBlock <= group_.shared_end || group_.shared_end == group_.end) {
+    void run_blocks(int begin, int end, bool touch, bool alone) {
+        for (int q = 0; q < heads_ * count_; q++) states_.clear(q);
+        for (int block = begin; block < end; block += kBlock) {
+            if (touch) tile_.template touch_block<Step>(batch_, group_.first + group_.count - 1, block, head_, heads_);
+            run_block(block, alone);
+        }
+    }
+
+    bool finite() const {
+        v16i broken = {};
+        for (int q = 0; q < heads_ * count_; q++)
+            for (int i = 0; i < value_width_; i += 16) {
+                const v16f zero = load(states_.values(q) + i) * 0.0f;
+                broken |= zero != zero;
+            }
+        return !any(broken);
+    }
+
+    void run_block(int block, bool alone) {
+        if (!alone && (block + kBlock <= group_.shared_end || group_.shared_end == group_.end)) {
             int first = 0, last = group_.count;
             while (first < last && visible_end(first, block, nullptr) == 0) first++;
             while (last > first && visible_end(last - 1, block, nullptr) == 0) last--;
@@ -105,14 +121,16 @@ template <class Step> class Unit {
     // The last of the tokens must see whatever the others see.
     void run_tokens(int block, int first, int last) {
         const int g = shape_.group(), count = (last - first) * g;
+        const int32_t* positions = batch_.positions + group_.first;
+        const int low = first_visible(*std::min_element(positions + first, positions + last), window_);
         for (int h = 0; h < heads_; h++) {
-            tile_.template load_block<Step>(batch_, group_.first + last - 1, block, head_ + h);
+            tile_.template load_block<Step>(batch_, group_.first + last - 1, block, low, head_ + h);
             const int q0 = h * count_ + first * g;
             score_block<Step>(tile_, queries_ + (size_t)q0 * words_, words_, count, scores_);
             for (int row = 0; row < count; row++) {
-                int low = 0;
-                const int high = visible_end(first + row / g, block, &low);
-                softmax(q0 + row, scores_ + row * kBlock, low, high, row);
+                int begin = 0;
+                const int end = visible_end(first + row / g, block, &begin);
+                softmax(q0 + row, scores_ + row * kBlock, begin, end, row);
             }
             for (int row = 0; row < count; row += 16) store(keep_ + row, vexp(load(keep_ + row)));
             for (int row = 0; row < count; row++)

@@ -53,15 +53,15 @@ class BlockTile {
         : head_dim_(head_dim), value_width_((int)round_up(head_dim, 16)), kv_heads_(kv_heads), cache_(cache),
           keys_(scratch.keys.data()), values_(scratch.values.data()) {}
 
-    // Loads what `token` sees of a block of one head. Lanes past its own position repeat its last slot; their weight
-    // is zero.
-    template <class Step> void load_block(const Batch& batch, int token, int block, int head) {
+    // Loads what `token` sees of a block of one head, from position `low` on. Lanes outside repeat the nearest slot
+    // inside; their weight is zero.
+    template <class Step> void load_block(const Batch& batch, int token, int block, int low, int head) {
         using Element = typename Step::Element;
         const int last = batch.positions[token];
         filled_ = std::min(kBlock, (int)round_up(last + 1 - block, 2));
         const Element *k[kBlock], *v[kBlock];
         for (int i = 0; i < kBlock; i++) {
-            const size_t at = offset<Element>(batch.slot_of(token, std::min(block + i, last)), head);
+            const size_t at = offset<Element>(batch.slot_of(token, std::max(low, std::min(block + i, last))), head);
             k[i] = reinterpret_cast<const Element*>(cache_.keys + at);
             v[i] = reinterpret_cast<const Element*>(cache_.values + at);
         }
