@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 
 Dtype = Literal["auto", "float32", "bfloat16", "int8"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -144,7 +144,7 @@ def to_toml(config: Config) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8.") from None
     except (ValueError, RecursionError) as error:
@@ -201,7 +201,7 @@ def _checked(table: type[_Table], values: object, path: tuple[str, ...], source:
     fields = {field.name: field.type for field in msgspec.structs.fields(table)}
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"{source}{'.'.join(path)} is {_shown(values)}: it must be a table with the keys "
+            f"{source}{'.'.join(path)} is {shown(values)}: it must be a table with the keys "
             f"{', '.join(fields)}."
         )
     checked: dict[str, Any] = {}
@@ -224,7 +224,7 @@ def _leaf(kind: Any, value: object, where: tuple[str, ...], source: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
         raise ConfigError(
-            f"{source}{'.'.join(where)} is {_shown(value)}: it must be {_allowed(kind)}."
+            f"{source}{'.'.join(where)} is {shown(value)}: it must be {_allowed(kind)}."
         ) from None
 
 
@@ -294,11 +294,6 @@ def _merge(tree: dict[str, Any], layer: Mapping[str, Any]) -> None:
             _merge(tree[key], value)
         else:
             tree[key] = value
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _toml(value: object) -> str:

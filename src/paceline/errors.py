@@ -25,3 +25,12 @@ class RequestError(PacelineError):
 
 class EngineError(PacelineError):
     """The engine itself failed; requests in flight end with this."""
+
+
+def shown(value: object) -> str:
+    """`value` as it appears in a message: short, and never itself an error."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - numbers of thousands of digits among others
+        text = f"a {type(value).__name__} that cannot be printed"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from paceline import LLM, AsyncLLM, EngineError, RequestError, SamplingParams
-from paceline.core.work import Event, RunTarget, Work
+from paceline import LLM, AsyncLLM, ConfigError, EngineError, RequestError, SamplingParams
+from paceline.core.drafting import DrafterNeeds
+from paceline.core.work import DraftItem, Event, Proposal, RunTarget, Work
+from paceline.engine.replay import replay
 from tests.cases.drafters import RuleDrafter, Script, oracle
 from tests.cases.lab import Lab, random_prompt
 from tests.tiny import ENGINE, write_random
@@ -139,3 +143,81 @@ def test_a_log_that_cannot_be_written_ends_alone(
 def test_numbers_beyond_64_bits_are_refused() -> None:
     with pytest.raises(RequestError, match="64 bits"):
         SamplingParams(max_tokens=10**30)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"tokens": (np.int64(5),), "parents": (np.int32(-1),), "scores": (np.float32(-0.5),)},
+        {"tokens": np.array([5]), "parents": np.array([-1])},
+        {"tokens": (5,), "parents": (-1,), "scores": (-(10**400),)},
+        {"tokens": (5,), "parents": (-1,), "scores": (float("-inf"),)},
+        {"tokens": (5.0,), "parents": (-1,)},
+        {"tokens": (None,), "parents": (-1,)},
+        {"tokens": (5,), "parents": (None,)},
+        {"request_id": [1]},
+        {"num_tokens": np.array([1, 2])},
+        {"error": 5},
+    ],
+    ids=str,
+)
+def test_odd_proposals_cost_their_guesses_and_the_log_replays(
+    model: Path, lab: Lab, tmp_path: Path, odd: dict[str, Any]
+) -> None:
+    class Odd:
+        needs = DrafterNeeds("odd")
+
+        def grow(self, items: Sequence[DraftItem]) -> list[Proposal]:
+            known = {item.request_id: item.start + len(item.tokens) for item in items}
+            return [Proposal(**{"request_id": name, "num_tokens": at, **odd}) for name, at in known.items()]
+
+        def advance(self, items: Sequence[DraftItem]) -> None: ...
+
+        def release(self, request_ids: Iterable[str]) -> None: ...
+
+    prompt, log = random_prompt(6, 8), tmp_path / "log.jsonl"
+    with LLM(model, draft=Odd(), num_speculative_tokens=2, record=log, **ENGINE) as llm:
+        assert llm.generate(prompt, FEW)[0].token_ids == lab.baseline(prompt, FEW).token_ids
+    assert replay(log) > 3
+
+
+@pytest.mark.parametrize("draft", [object(), 5, b"ngram", [], False, RuleDrafter])
+def test_what_is_no_drafter_is_refused(model: Path, draft: Any) -> None:
+    with pytest.raises(ConfigError, match="draft is"):
+        LLM(model, draft=draft, **ENGINE)
+
+
+@pytest.mark.parametrize("bad", [None, 5, [1.5], [10**5000], {1: 2}, b"hello", [[1]], [True, None]])
+def test_a_prompt_of_the_wrong_kind_fails_alone(model: Path, lab: Lab, bad: Any) -> None:
+    with LLM(model, draft="ngram", **ENGINE) as llm:
+        good = random_prompt(7, 8)
+        outputs = llm.generate([good, bad, good], FEW)
+        assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
+        assert outputs[0].token_ids == lab.baseline(good, FEW).token_ids
+        with pytest.raises(RequestError):
+            llm.stream(bad, FEW)
+        with pytest.raises(RequestError):
+            llm.generate([good], [None])  # type: ignore[list-item]
+        assert llm.engine.core.idle
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"temperature": 10**400},
+        {"max_tokens": 10**5000},
+        {"top_k": -(10**5000)},
+        {"logit_bias": {"9" * 5000: 1}},
+        {"logit_bias": {1: None}},
+        {"min_tokens": None},
+        {"n": None},
+        {"n": 2**62},
+        {"presence_penalty": None},
+        {"ignore_eos": "no"},
+        {"stop": "\ud800"},
+    ],
+    ids=lambda bad: next(iter(bad)),
+)
+def test_extreme_parameters_are_request_errors(bad: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        SamplingParams(**bad)

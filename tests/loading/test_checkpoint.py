@@ -122,7 +122,7 @@ def test_facts_beside_the_weights(folder: Path) -> None:
     )
     loaded = load(str(folder))
     assert loaded.eos_token_ids == (2, 7)
-    assert loaded.bos_token_id == 1
+    assert loaded.info.bos_token_id == 1
     assert (loaded.generation.temperature, loaded.generation.top_k, loaded.generation.top_p) == (
         0.6,
         20,

@@ -89,7 +89,7 @@ def test_facts_beside_the_weights(tmp_path: Path) -> None:
     path = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", tokenizer__ggml__eot_token_id=7)
     loaded = load(str(path))
     assert loaded.eos_token_ids == (2, 7)
-    assert loaded.bos_token_id == 1
+    assert loaded.info.bos_token_id == 1
     assert loaded.apply_chat_template([{"role": "user", "content": "x"}]) == "<s>x</s>"
     assert loaded.tokenizer.vocab_size == 320
     assert loaded.provenance.kind == "gguf"

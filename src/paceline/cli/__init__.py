@@ -41,6 +41,7 @@ class Commands(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
+        _open_closed_streams()
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -57,6 +58,13 @@ class Commands(click.Group):
             click.echo(f"error: {error}", err=True)
             ctx.exit(1)
         return result
+
+
+def _open_closed_streams() -> None:
+    """A shell may start us with a standard stream closed, which Python shows as None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for good
 
 
 def _mute_stdout() -> None:

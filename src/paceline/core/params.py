@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.errors import RequestError
+from paceline.errors import RequestError, shown
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy decoding: dividing logits by them would overflow float32."""
@@ -15,6 +15,28 @@ GREEDY_BELOW = 1e-5
 _LARGEST_FACTOR = 1e6
 """What logits are multiplied or divided by must leave them finite in float32."""
 
+_NUMBERS = {  # low, high, low excluded
+    "temperature": (0.0, _LARGEST_FACTOR, False),
+    "top_p": (0.0, 1.0, True),
+    "min_p": (0.0, 1.0, False),
+    "repetition_penalty": (1 / _LARGEST_FACTOR, _LARGEST_FACTOR, False),
+    "presence_penalty": (-2.0, 2.0, False),
+    "frequency_penalty": (-2.0, 2.0, False),
+}
+_INTEGERS = {  # low, high
+    "top_k": (0, 2**64 - 1),
+    "max_tokens": (1, 2**64 - 1),
+    "min_tokens": (0, 2**64 - 1),
+    "logprobs": (0, 2**64 - 1),
+    "n": (1, 1024),
+    "num_speculative_tokens": (0, 2**64 - 1),
+    "seed": (-(2**63), 2**64 - 1),
+}
+_OPTIONAL = {
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("max_tokens", "logprobs", "num_speculative_tokens", "seed"),
+}
+_SWITCHES = ("ignore_eos", "include_stop_in_output", "skip_special_tokens")
 _NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -61,19 +83,15 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
-        _number("temperature", self.temperature, 0.0, _LARGEST_FACTOR)
-        _integer("top_k", self.top_k, 0)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _integer("max_tokens", self.max_tokens, 1)
-        _integer("min_tokens", self.min_tokens, 0)
-        _integer("logprobs", self.logprobs, 0)
-        _integer("n", self.n, 1)
-        _integer("num_speculative_tokens", self.num_speculative_tokens, 0)
-        _integer("seed", self.seed, -(2**63))
+        for name, (low, high, open_low) in _NUMBERS.items():
+            if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
+                _number(name, value, low, high, open_low=open_low)
+        for name, (least, most) in _INTEGERS.items():
+            if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
+                _integer(name, value, least, most)
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {shown(getattr(self, name))}: give True or False.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: lower min_tokens."
@@ -101,45 +119,48 @@ class SamplingParams:
         return not (filters or penalties or self.logit_bias or self.bad_words or self.min_tokens)
 
 
-def _number(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
-    if value is None:
-        return
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     allowed = f"{'more than' if open_low else 'at least'} {low:g} and at most {high:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RequestError(f"{name} is {value!r}: give a finite number, {allowed}.")
+    finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    if not finite:
+        raise RequestError(f"{name} is {shown(value)}: give a finite number, {allowed}.")
+    assert isinstance(value, int | float)
     if not low <= value <= high or (open_low and value == low):
-        raise RequestError(f"{name} is {value:g}: it must be {allowed}.")
+        given = f"{value:g}" if isinstance(value, float) else shown(value)
+        raise RequestError(f"{name} is {given}: it must be {allowed}.")
 
 
-def _integer(name: str, value: int | None, low: int) -> None:
-    if value is None:
-        return
+def _integer(name: str, value: object, low: int, high: int = 2**64 - 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} is {value!r}: give a whole number.")
+        raise RequestError(f"{name} is {shown(value)}: give a whole number.")
     if value < low:
-        raise RequestError(f"{name} is {value}: it must be at least {low}.")
-    if value >= 2**64:
-        raise RequestError(f"{name} is {value}: it must fit 64 bits.")
+        raise RequestError(f"{name} is {shown(value)}: it must be at least {low}.")
+    if value > high:
+        limit = "it must fit 64 bits" if high == 2**64 - 1 else f"it must be at most {high}"
+        raise RequestError(f"{name} is {shown(value)}: {limit}.")
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
-        raise RequestError(f"{name} is {value!r}: give a string or a list of strings.")
+        raise RequestError(f"{name} is {shown(value)}: give a string or a list of strings.")
     if not all(items):
         raise RequestError(f"{name} holds an empty string, which would match at once: remove it.")
+    half = next((item for item in items if any("\ud800" <= char <= "\udfff" for char in item)), None)
+    if half is not None:
+        raise RequestError(f"{name} holds {shown(half)}, half a character that no text contains: remove it.")
     return tuple(items)
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not all(type(item) is int and item >= 0 for item in value):
-        raise RequestError(f"{name} is {value!r}: give a list of token ids (whole numbers from 0).")
+        raise RequestError(f"{name} is {shown(value)}: give a list of token ids (whole numbers from 0).")
     return tuple(value)
 
 
 def _bad_words(value: object) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple):
-        raise RequestError(f"bad_words is {value!r}: give a list of strings or of token id lists.")
+        raise RequestError(f"bad_words is {shown(value)}: give a list of strings or of token id lists.")
     words = tuple(item if isinstance(item, str) else _token_ids("bad_words", item) for item in value)
     if not all(words):
         raise RequestError("bad_words holds an empty entry: remove it.")
@@ -150,11 +171,15 @@ def _logit_bias(value: object) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise RequestError(f"logit_bias is {value!r}: give a mapping from token id to bias.")
+        raise RequestError(f"logit_bias is {shown(value)}: give a mapping from token id to bias.")
     bias: dict[int, float] = {}
     for key, amount in value.items():
         if not (type(key) is int or (isinstance(key, str) and key.isdecimal())):
-            raise RequestError(f"logit_bias has the key {key!r}: keys are token ids (whole numbers from 0).")
+            raise RequestError(
+                f"logit_bias has the key {shown(key)}: keys are token ids (whole numbers from 0)."
+            )
+        if len(str(key)) > 20 if isinstance(key, str) else key >= 2**64:
+            raise RequestError(f"logit_bias has the key {shown(key)}, which is no token id.")
         _number(f"logit_bias[{key}]", amount, -100.0, 100.0)
         bias[int(key)] = float(amount)
     return bias or None

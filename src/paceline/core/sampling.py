@@ -97,7 +97,7 @@ def _apply_bias_and_masks(
             scores[last] = -np.inf
     if len(tokens) - num_prompt < params.min_tokens:
         ending = [*([] if params.ignore_eos else eos), *params.stop_token_ids]
-        scores[[token for token in ending if token < len(scores)]] = -np.inf
+        scores[[token for token in ending if 0 <= token < len(scores)]] = -np.inf
 
 
 def _apply_penalties(scores: Logits, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:

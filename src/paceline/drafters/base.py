@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from math import isfinite
+from operator import index
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import TokenTree
@@ -28,6 +30,30 @@ class Drafter(Protocol):
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget these requests; unknown ids are ignored."""
         ...
+
+
+def plain(proposal: Any) -> Proposal | None:
+    """The proposal in the types its fields promise, so that it can be checked, sent and recorded.
+
+    Numbers of any library are converted; what cannot be becomes a proposal without guesses that says why.
+    None if not even the request it is for can be read.
+    """
+    try:
+        request_id, known = proposal.request_id, index(proposal.num_tokens)
+    except Exception:  # noqa: BLE001 - whatever a drafter returns, decoding goes on
+        return None
+    if type(request_id) is not str:
+        return None
+    if proposal.error is not None:
+        return Proposal(request_id, known, error=str(proposal.error))
+    try:
+        tokens, parents = tuple(map(index, proposal.tokens)), tuple(map(index, proposal.parents))
+        scores = tuple(map(float, proposal.scores))
+        if not all(map(isfinite, scores)):
+            raise ValueError("a score is not finite")
+        return Proposal(request_id, known, tokens, parents, scores)
+    except Exception as error:  # noqa: BLE001
+        return Proposal(request_id, known, error=f"{type(error).__name__}: {error}")
 
 
 State = TypeVar("State")

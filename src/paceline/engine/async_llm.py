@@ -70,14 +70,14 @@ class AsyncLLM:
         """See `LLM.chat_prompt`."""
         return self._llm.chat_prompt(messages)
 
-    async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, index: int = 0
-    ) -> AsyncGenerator[Chunk]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk]:
         """Text as it becomes certain; the last chunk carries the output.
 
-        index: which of the `n` completions this is. Raises RequestError or EngineError.
+        Raises RequestError or EngineError.
         """
-        params = params or SamplingParams()
+        return self._stream(prompt, self._llm.intake.one_completion(params), 0)
+
+    async def _stream(self, prompt: Prompt, params: SamplingParams, index: int) -> AsyncGenerator[Chunk]:
         ids = self._llm.intake.prompt_ids(prompt)
         resolved = self._llm.intake.params(params, index)
         name = f"a{next(self._names)}"
@@ -106,7 +106,7 @@ class AsyncLLM:
                 task.cancel()
 
     async def _complete(self, prompt: Prompt, params: SamplingParams, index: int) -> RequestOutput:
-        async for chunk in self.stream(prompt, params, index=index):
+        async for chunk in self._stream(prompt, params, index):
             if chunk.output is not None:
                 return chunk.output
         raise EngineError("the stream ended without an output; this is a bug, please report it.")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from paceline.config import Config
-from paceline.core.drafting import DraftLength, FixedLength, LengthByBatchSize, LengthWithinPass
+from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize, LengthWithinPass
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
@@ -20,7 +20,7 @@ from paceline.engine.engine import About, Engine
 from paceline.engine.executor import LocalExecutor
 from paceline.engine.machine import Precision, free_memory, num_threads, resolve_device, resolve_precision
 from paceline.engine.replay import EventLog
-from paceline.errors import ConfigError, KernelError
+from paceline.errors import ConfigError, KernelError, shown
 from paceline.execution.graphs import GraphedDecoder
 from paceline.execution.model_runner import Decoder, ModelRunner
 from paceline.execution.target import TargetExecutor
@@ -65,6 +65,8 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
     Raises ConfigError, ModelError or KernelError.
     """
     started = time.perf_counter()
+    if drafter is not None:
+        _check_own_drafter(drafter)
     device = resolve_device(config)
     precision = resolve_precision(config.dtype, device)
     model = load(config.model)
@@ -89,6 +91,20 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
     return Built(
         Engine(EngineCore(core_config), executor, model.tokenizer, about, log), model, precision, device
     )
+
+
+def _check_own_drafter(drafter: object) -> None:
+    needs = getattr(drafter, "needs", None)
+    length = getattr(needs, "context_length", None)
+    if isinstance(drafter, type) or not isinstance(drafter, Drafter) or not isinstance(needs, DrafterNeeds):
+        raise ConfigError(
+            f"draft is {shown(drafter)}: give a name, or an object with needs (DrafterNeeds), grow, advance "
+            "and release."
+        )
+    if length is not None and type(length) is not int:
+        raise ConfigError(
+            f"the drafter's needs.context_length is {shown(length)}: give a whole number or None."
+        )
 
 
 def _limits(config: Config, packed: list[_Packed], device: str) -> Limits:

@@ -125,13 +125,17 @@ class Engine:
             self._log.append(now, event, work)
         except OSError as error:
             logger.warning("the event log ends here, it cannot be written: %s", error.strerror)
-            self.close()
-
-    def close(self) -> None:
-        if self._log is not None:
-            with suppress(OSError):  # what could not be written was reported
+            with suppress(OSError):
                 self._log.close()
             self._log = None
+
+    def close(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            try:
+                log.close()
+            except OSError as error:
+                logger.warning("the event log is incomplete, it cannot be written: %s", error.strerror)
 
     def _with_stops(self, event: StepDone) -> StepDone:
         """The core reads no text: where a stop string ends is written into the event, so a recorded log

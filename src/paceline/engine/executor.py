@@ -15,7 +15,7 @@ from paceline.core.work import (
     RunTarget,
     Work,
 )
-from paceline.drafters.base import Drafter
+from paceline.drafters.base import Drafter, plain
 from paceline.execution.target import TargetExecutor
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class LocalExecutor:
                     proposals = tuple(self._drafter.grow(work.items))
                     if not all(isinstance(proposal, Proposal) for proposal in proposals):
                         raise TypeError("grow must return Proposals")
-                    return DraftDone(work.round, proposals)
+                    return DraftDone(work.round, tuple(filter(None, map(plain, proposals))))
                 case AdvanceDrafts():
                     self._drafter.advance(work.items)
                 case Release():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from operator import index
 from typing import Any
 
 from paceline.core.params import SamplingParams
-from paceline.errors import RequestError
+from paceline.errors import RequestError, shown
 from paceline.loading import LoadedModel
 
 Prompt = str | Sequence[int]
@@ -33,10 +34,7 @@ class Intake:
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a raw text, or the ids themselves, checked for length and range."""
-        if isinstance(prompt, str):
-            ids = self._encode("the prompt", prompt)
-        else:
-            ids = [_token_id(token) for token in prompt]
+        ids = self._encode("the prompt", prompt) if isinstance(prompt, str) else _token_ids(prompt)
         self._check_ids("the prompt", ids)
         if not ids:
             raise RequestError("the prompt is empty: give at least one token.")
@@ -51,6 +49,16 @@ class Intake:
         """Token ids of a conversation in the model's chat template, up to where the answer begins."""
         text = self._model.apply_chat_template(messages, add_generation_prompt=True)
         return self._encode("the conversation", text, add_special_tokens=False)
+
+    def one_completion(self, params: SamplingParams | None) -> SamplingParams:
+        """The parameters of a stream. Raises RequestError unless they ask for exactly one completion."""
+        if params is None:
+            return SamplingParams()
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is {shown(params)}: give SamplingParams.")
+        if params.n != 1:
+            raise RequestError(f"a stream has one completion, not n = {params.n}: use generate.")
+        return params
 
     def params(self, params: SamplingParams, index: int = 0) -> SamplingParams:
         """What completion `index` of a request runs with: defaults filled in, texts as token ids, a seed."""
@@ -92,13 +100,16 @@ class Intake:
         bad = next((token for token in ids if not 0 <= token < self._vocab_size), None)
         if bad is not None:
             raise RequestError(
-                f"{name} holds the token id {bad}: ids of {self._model.name} run from 0 to "
+                f"{name} holds the token id {shown(bad)}: ids of {self._model.name} run from 0 to "
                 f"{self._vocab_size - 1}."
             )
 
 
-def _token_id(value: object) -> int:
-    """Whole numbers of any library count; numbers that would have to be rounded do not."""
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
-        return index(value)
-    raise RequestError(f"the prompt holds {value!r}: give a text or a list of token ids.")
+def _token_ids(prompt: object) -> list[int]:
+    """Whole numbers of any library count; truth values, and what would have to be rounded, do not."""
+    if isinstance(prompt, Iterable) and not isinstance(prompt, bytes | bytearray | memoryview | Mapping):
+        items = list(prompt)
+        if all(hasattr(item, "__index__") and not isinstance(item, bool) for item in items):
+            with suppress(TypeError):  # arrays have the method and refuse
+                return [index(item) for item in items]
+    raise RequestError(f"the prompt is {shown(prompt)}: give a text or a list of token ids.")

@@ -19,7 +19,7 @@ from paceline.drafters.base import Drafter
 from paceline.engine.build import build
 from paceline.engine.intake import Intake, Prompt
 from paceline.engine.outputs import Chunk, RequestOutput, Timing, Usage
-from paceline.errors import EngineError, RequestError
+from paceline.errors import EngineError, RequestError, shown
 
 
 class LLM:
@@ -38,13 +38,13 @@ class LLM:
         *,
         draft: str | Path | Drafter | None = None,
         config: Config | None = None,
-        record: Path | None = None,
+        record: str | Path | None = None,
         **options: Any,
     ) -> None:
         own = draft if draft is not None and not isinstance(draft, str | Path) else None
         options |= {"model": model, "draft": None if own is not None else draft}
         self.config = with_options(config, options) if config else load_config(options=options)
-        built = build(self.config, drafter=own, record=record)
+        built = build(self.config, drafter=own, record=Path(record) if record is not None else None)
         self.model = built.model
         self.tokenizer = built.model.tokenizer
         self.precision = built.precision
@@ -80,12 +80,9 @@ class LLM:
         """
         batch = _as_batch(prompts)
         asked = _as_params(params, len(batch))
-        slots: list[str | RequestOutput] = []
-        for prompt, wanted in zip(batch, asked, strict=True):
-            try:
-                slots.extend(self._add(prompt, wanted))
-            except RequestError as error:
-                slots.extend(self._refused(prompt, wanted, error))
+        # All are checked before any is started: an error in between would leave requests behind.
+        checked = [self._checked(prompt, wanted) for prompt, wanted in zip(batch, asked, strict=True)]
+        slots = [slot for each in checked for slot in (each if isinstance(each, list) else self._add(*each))]
         waiting = {slot for slot in slots if isinstance(slot, str)}
         outputs = self._run(waiting, progress)
         return [outputs[slot] if isinstance(slot, str) else slot for slot in slots]
@@ -95,9 +92,7 @@ class LLM:
 
         Raises RequestError if the request cannot be served.
         """
-        params = params or SamplingParams()
-        if params.n != 1:
-            raise RequestError(f"a stream has one completion, not n = {params.n}: use generate.")
+        params = self.intake.one_completion(params)
         # Started by the first `next`: a generator that never ran could not abort.
         return self._stream(self.intake.prompt_ids(prompt), self.intake.params(params))
 
@@ -114,9 +109,17 @@ class LLM:
 
     # ------------------------------------------------------------ one engine, many waiting for it
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> list[str]:
-        ids = self.intake.prompt_ids(prompt)
-        each = [self.intake.params(params, index) for index in range(params.n)]
+    def _checked(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[list[int], list[SamplingParams]] | list[RequestOutput]:
+        """What to start, or the refusals."""
+        try:
+            ids = self.intake.prompt_ids(prompt)
+            return ids, [self.intake.params(params, index) for index in range(params.n)]
+        except RequestError as error:
+            return self._refused(params, error)
+
+    def _add(self, ids: list[int], each: list[SamplingParams]) -> list[str]:
         return [self._start(ids, resolved, index) for index, resolved in enumerate(each)]
 
     def _start(self, ids: list[int], params: SamplingParams, index: int = 0) -> str:
@@ -125,17 +128,16 @@ class LLM:
         self.engine.add(name, index, ids, params)
         return name
 
-    def _refused(self, prompt: Prompt, params: SamplingParams, error: RequestError) -> list[RequestOutput]:
-        ids = [] if isinstance(prompt, str) else list(prompt)
+    def _refused(self, params: SamplingParams, error: RequestError) -> list[RequestOutput]:
         output = RequestOutput(
             request_id=f"r{next(self._ids)}",
             index=0,
-            prompt_token_ids=ids,
+            prompt_token_ids=[],
             text="",
             token_ids=[],
             finish_reason="error",
             error=str(error),
-            usage=Usage(len(ids), 0),
+            usage=Usage(0, 0),
             timing=Timing(self.load_s),
             drafter=self.engine.about.drafter,
             speculation=SpeculationStats(),
@@ -187,15 +189,24 @@ class LLM:
             self._chunks.pop(name, None)
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) and not isinstance(prompts[0], str | Sequence | np.ndarray)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def _as_batch(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes | bytearray | memoryview):
+        raise RequestError(f"the prompts are {shown(prompts)}: give a text, token ids, or a list of these.")
+    one = prompts.ndim == 1 if isinstance(prompts, np.ndarray) else bool(prompts) and _is_id(prompts[0])
+    return [prompts] if one else list(prompts)  # type: ignore[list-item]
+
+
+def _is_id(value: object) -> bool:
+    return not isinstance(value, str | Sequence | np.ndarray) and hasattr(value, "__index__")
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise RequestError("params must be SamplingParams, or a list of them with one for each prompt.")
     if len(params) != count:
         raise RequestError(f"{count} prompts but {len(params)} sampling parameters: give one or one each.")
     return list(params)

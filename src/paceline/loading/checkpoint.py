@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paceline.errors import ModelError
+from paceline.errors import ModelError, shown
 from paceline.loading.info import GenerationDefaults, ModelInfo, Provenance
 from paceline.models.families import (
     Blueprint,
@@ -47,7 +47,13 @@ def read_checkpoint(folder: Path, source: str, revision: str | None = None) -> t
         raise ModelError(
             f"{folder} holds no config.json: it is not a Hugging Face checkpoint. Check the path."
         )
-    plan = blueprint(config, str(path))
+    try:
+        plan = blueprint(config, str(path))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(
+            f"cannot understand {path}: {type(error).__name__}: {error}. Download the file again, or correct "
+            "the value."
+        ) from error
     generation = read_json(folder / "generation_config.json") or {}
     tokens = _special_tokens(folder)
     info = ModelInfo(
@@ -221,7 +227,12 @@ def _ids(config: Mapping[str, Any], key: str) -> list[int]:
         value = (config.get("text_config") or {}).get(key)
     if value is None:
         return []
-    return [int(item) for item in value] if isinstance(value, list) else [int(value)]
+    values = value if isinstance(value, list) else [value]
+    if not all(type(item) is int for item in values):
+        raise ModelError(
+            f"{key} is {shown(value)}: it must be a token id or a list of them. Correct the file."
+        )
+    return [item for item in values if item >= 0]  # -1 stands for "none" in some files
 
 
 def _generation_defaults(config: Mapping[str, Any]) -> GenerationDefaults:
