@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -311,8 +313,7 @@ def little_memory_left(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and limits the address space")
-def test_threads_the_system_refuses_are_an_error() -> None:
+def check_threads_the_system_refuses() -> None:
     spec = make_spec()
     weights = make_weights(spec)
     native("float32")  # the library is built and loaded
@@ -322,8 +323,7 @@ def test_threads_the_system_refuses_are_an_error() -> None:
     assert native("float32") is not None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and limits the address space")
-def test_a_pass_without_memory_fails_alone() -> None:
+def check_a_pass_without_memory() -> None:
     spec = make_spec(intermediate_size=40_000)
     world = World(NativeDecoder(spec, make_weights(spec), dtype="bfloat16", threads=2))
     want = world.run(Chunk(0, PROMPT[:5]))[0]
@@ -335,3 +335,11 @@ def test_a_pass_without_memory_fails_alone() -> None:
         world.decoder.forward(batch, world.cache)
     world.decoder.forward(batch, world.cache)
     np.testing.assert_array_equal(world.run(Chunk(2, PROMPT[:5]))[0], want)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and limits the address space")
+@pytest.mark.parametrize("check", [check_threads_the_system_refuses, check_a_pass_without_memory])
+def test_a_lack_of_threads_or_memory_is_an_error(check: Callable[[], None]) -> None:
+    # In a process of its own: what earlier tests have freed would serve what is asked for here.
+    script = f"from {__name__} import {check.__name__} as check; check()"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])
