@@ -208,7 +208,9 @@ def test_compare_states_speed_and_identity(run: Run, engine: Engine) -> None:
 
 def test_compare_says_when_outputs_differ(run: Run, engine: Engine) -> None:
     engine.answer = staticmethod(lambda p: ["a", "b"] if p.num_speculative_tokens == 0 else ["a", "c"])
-    assert "the output DIFFERS from token 2 on" in run("generate", "Hello", "--compare").stderr
+    result = run("generate", "Hello", "--compare")
+    assert "the output DIFFERS from token 2 on" in result.stderr
+    assert result.exit_code == 1
     engine.answer = staticmethod(lambda p: ["a"] if p.num_speculative_tokens == 0 else ["a", "c"])
     assert "the output DIFFERS from token 2 on" in run("generate", "Hello", "--compare").stderr
 

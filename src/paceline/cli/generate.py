@@ -108,6 +108,8 @@ def _run(llm: LLM, prompt: str | list[int], params: SamplingParams, values: dict
     elif comparison:
         for line in comparison.lines():
             click.echo(line, err=True)
+    if comparison and not comparison.identical:
+        click.get_current_context().exit(1)
 
 
 def _compare(llm: LLM, prompt: str | list[int], params: SamplingParams, output: RequestOutput) -> Comparison:
