@@ -38,8 +38,39 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class DraftDone:
+    """seconds: what the draft group spent on it."""
+
     round: int
     proposals: tuple[Proposal, ...]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNodes:
+    """Nodes that a drafter added to the tree it keeps for one request, streamed as they are made.
+
+    generation: of the announcement the drafter follows; nodes of an older one are dropped.
+    Nodes are numbered by the drafter, in the order of their making and never anew: these are
+    `first, first + 1, ...`. parents: such a number, or `-n` for the committed token at position `n - 1`, so
+    that a node says where it belongs whatever has been committed since. scores: log-probabilities given
+    the parent. num_tokens: how many committed tokens the drafter knew.
+    """
+
+    request_id: str
+    generation: int
+    num_tokens: int
+    first: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodesDrafted:
+    """One pass of a draft group that works ahead. seconds: what the pass took."""
+
+    grown: tuple[DraftNodes, ...]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +102,28 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """The target pass `step` is over. Items that only prefilled have no verdict."""
+    """The target pass `step` is over. Items that only prefilled have no verdict. seconds: what it took."""
 
     step: int
     verdicts: tuple[Verdict, ...]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterLost:
+    """No draft work handed out so far will be answered, and the drafter forgets every request."""
+
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterJoined:
+    """A drafter is there (again). It knows no request."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitOver:
+    """The moment that a `WaitUntil` named has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +133,17 @@ class WorkLost:
     reason: str
 
 
-Event = RequestArrived | RequestAborted | DraftDone | StepDone | DrafterLost | WorkLost
+Event = (
+    RequestArrived
+    | RequestAborted
+    | DraftDone
+    | NodesDrafted
+    | StepDone
+    | DrafterLost
+    | DrafterJoined
+    | WaitOver
+    | WorkLost
+)
 
 # ---------------------------------------------------------------- work
 
@@ -109,13 +163,15 @@ class Announcement:
 @dataclass(frozen=True, slots=True)
 class DraftItem:
     """tokens: committed tokens from position `start` on, which the drafter has not seen.
-    max_nodes, max_depth: bounds of the guess; 0 = only take note of the tokens."""
+    max_nodes, max_depth: bounds of the guess; 0 = only take note of the tokens.
+    generation: told anew with every announcement, for the nodes that a drafter streams."""
 
     request_id: str
     start: int
     tokens: tuple[int, ...]
     max_nodes: int
     max_depth: int
+    generation: int = 0
     announcement: Announcement | None = None
 
 
@@ -129,7 +185,8 @@ class GrowDrafts:
 
 @dataclass(frozen=True, slots=True)
 class AdvanceDrafts:
-    """Keeps the drafter in step with a prompt while the target prefills it. Not answered."""
+    """Keeps the drafter in step with what is committed. Not answered, but a drafter that works ahead goes
+    on below the last token within the item's bounds, and streams `NodesDrafted`."""
 
     items: tuple[DraftItem, ...]
 
@@ -171,7 +228,14 @@ class Release:
     request_ids: tuple[str, ...]
 
 
-Work = GrowDrafts | AdvanceDrafts | RunTarget | Release
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Asks for a `WaitOver` at the time `at` (of the clock of `EngineCore.handle`); a later one replaces it."""
+
+    at: float
+
+
+Work = GrowDrafts | AdvanceDrafts | RunTarget | Release | WaitUntil
 
 # ---------------------------------------------------------------- outputs
 

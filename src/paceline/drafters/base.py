@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import TokenTree
-from paceline.core.work import Announcement, DraftItem, Proposal
+from paceline.core.work import Announcement, DraftItem, DraftNodes, Proposal
 
 
 @runtime_checkable
@@ -29,6 +29,20 @@ class Drafter(Protocol):
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget these requests; unknown ids are ignored."""
+        ...
+
+
+@runtime_checkable
+class AheadDrafter(Drafter, Protocol):
+    """A drafter that keeps a tree per request and can go on growing it while the target is busy.
+
+    `grow` answers from that tree, topping it up where it is too small; `advance` re-roots it at the last
+    token it tells, keeping what is below.
+    """
+
+    def work_ahead(self) -> list[DraftNodes] | None:
+        """One pass of growth over all requests whose bounds allow it: short, so that the caller can look
+        for messages in between. The new nodes; None when there is nothing left to grow."""
         ...
 
 
