@@ -30,6 +30,7 @@ __all__ = [
     "rms_norm",
     "slot_attention",
     "store_kv",
+    "top_candidates",
 ]
 
 _IMPLEMENTATIONS: dict[str, Any] = {}
@@ -53,6 +54,23 @@ def coupled_argmax(
     if logits.device.type == "cpu" and _native_available():
         return bindings.coupled_argmax(logits, temperatures, seeds, positions)
     result: tuple[Tensor, Tensor] = _find("coupled_argmax", logits)(logits, temperatures, seeds, positions)
+    return result
+
+
+def top_candidates(
+    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int], count: int
+) -> tuple[Tensor, Tensor]:
+    """See `reference.sampling.top_candidates`. On the CPU the native kernel, if it can be built.
+
+    Raises ValueError when count is below 1 or the rows do not have one temperature, seed and position each.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, not {count}")
+    if logits.device.type == "cpu" and _native_available():
+        return bindings.top_candidates(logits, temperatures, seeds, positions, count)
+    result: tuple[Tensor, Tensor] = _find("top_candidates", logits)(
+        logits, temperatures, seeds, positions, count
+    )
     return result
 
 

@@ -58,7 +58,13 @@ int32_t paceline_forward(Decoder* decoder, const Batch* batch, const paceline::K
     return broken ? broken : guarded([&] { decoder->forward(*batch, *kv, logits); });
 }
 
-void paceline_coupled_argmax(const paceline::SamplingRows* rows) { paceline::coupled_argmax(*rows); }
+void paceline_coupled_argmax(const paceline::SamplingRows* rows, int64_t* tokens, uint8_t* finite) {
+    paceline::coupled_argmax(*rows, tokens, finite);
+}
+
+void paceline_top_candidates(const paceline::SamplingRows* rows, int32_t wanted, int32_t* tokens, float* scores) {
+    paceline::top_candidates(*rows, wanted, tokens, scores);
+}
 
 void paceline_noise(uint64_t seed, int64_t position, int32_t count, float* out) { paceline::noise_row(seed, position, count, out); }
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -76,32 +77,50 @@ class _SamplingStruct(ctypes.Structure):
         ("count", c_int32),
         ("vocab", c_int32),
         ("stride", c_int64),
-        *((name, c_void_p) for name in ["logits", "temperatures", "seeds", "positions", "tokens", "finite"]),
+        *((name, c_void_p) for name in ["logits", "temperatures", "seeds", "positions"]),
     ]
 
 
-def coupled_argmax(
+@contextlib.contextmanager
+def _sampling_rows(
     logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """See `reference.sampling.coupled_argmax`; for CPU tensors."""
-    lib = _library()
+) -> Iterator[Any]:
+    """A reference to a `_SamplingStruct`; what it points at lives as long as the context."""
     logits = (
         logits if logits.dtype == torch.float32 and logits.stride(1) == 1 else logits.float().contiguous()
     )
     count, vocab = logits.shape
     if not len(temperatures) == len(seeds) == len(positions) == count:
         raise ValueError(f"{count} rows of logits need {count} temperatures, seeds and positions")
-    tokens, finite = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
     heat = np.array(temperatures, dtype=np.float32)
     keys = np.array([seed & _MASK64 for seed in seeds], dtype=np.uint64)
     places = np.array(positions, dtype=np.int64)
-    rows = _SamplingStruct(
-        *(count, vocab, logits.stride(0), logits.data_ptr()),
-        *(heat.ctypes.data, keys.ctypes.data, places.ctypes.data),
-        *(tokens.data_ptr(), finite.data_ptr()),
+    yield ctypes.byref(
+        _SamplingStruct(
+            *(count, vocab, logits.stride(0), logits.data_ptr()),
+            *(heat.ctypes.data, keys.ctypes.data, places.ctypes.data),
+        )
     )
-    lib.paceline_coupled_argmax(ctypes.byref(rows))
+
+
+def coupled_argmax(
+    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """See `reference.sampling.coupled_argmax`; for CPU tensors."""
+    tokens, finite = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.bool)
+    with _sampling_rows(logits, temperatures, seeds, positions) as rows:
+        _library().paceline_coupled_argmax(rows, tokens.data_ptr(), finite.data_ptr())
     return tokens, finite
+
+
+def top_candidates(
+    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int], count: int
+) -> tuple[Tensor, Tensor]:
+    """See `reference.sampling.top_candidates`; for CPU tensors, and count at least 1."""
+    tokens, scores = torch.empty(len(logits), count, dtype=torch.int32), torch.empty(len(logits), count)
+    with _sampling_rows(logits, temperatures, seeds, positions) as rows:
+        _library().paceline_top_candidates(rows, count, tokens.data_ptr(), scores.data_ptr())
+    return tokens, scores
 
 
 def noise_row(seed: int, position: int, count: int) -> NDArray[np.float32]:
@@ -202,7 +221,9 @@ def _address(array: NDArray[np.int32]) -> int:
 def _library() -> ctypes.CDLL:
     lib = load_library()
     lib.paceline_coupled_argmax.restype = None
-    lib.paceline_coupled_argmax.argtypes = [POINTER(_SamplingStruct)]
+    lib.paceline_coupled_argmax.argtypes = [POINTER(_SamplingStruct), c_void_p, c_void_p]
+    lib.paceline_top_candidates.restype = None
+    lib.paceline_top_candidates.argtypes = [POINTER(_SamplingStruct), c_int32, c_void_p, c_void_p]
     lib.paceline_noise.restype = None
     lib.paceline_noise.argtypes = [c_uint64, c_int64, c_int32, c_void_p]
     lib.paceline_decoder_new.restype = c_void_p

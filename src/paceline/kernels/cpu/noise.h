@@ -46,15 +46,21 @@ inline v16f plain_log(v16f x) {
     return (f + y) + exponent * 0.693359375f;
 }
 
-// Noise lies in (-2.9, 22.2).
-constexpr float kNoiseSpan = 25.5f;
+// No noise is larger: the smallest uniform is 2^-32.
+constexpr float kMostNoise = 22.2f;
 
-inline v16f gumbel(NoiseKeys keys, v16u ids) {
+inline v16f uniform(NoiseKeys keys, v16u ids) {
     const v16u hash = mix32(mix32(ids + keys.first) ^ keys.second);
-    v16f v = (__builtin_convertvector(bits<v16i>(hash >> 1), v16f) + 0.5f) * 4.656612873077393e-10f;
-    v = vmin(v, splat(0.99999994039535522f));
+    const v16f v = (__builtin_convertvector(bits<v16i>(hash >> 1), v16f) + 0.5f) * 4.656612873077393e-10f;
+    return vmin(v, splat(0.99999994039535522f));
+}
+
+// Falls as v rises, and is below -log(v).
+inline v16f gumbel_of(v16f v) {
     const v16f x = 1.0f - v;
     return -plain_log(-(plain_log(x) + ((1.0f - x) - v)));
 }
+
+inline v16f gumbel(NoiseKeys keys, v16u ids) { return gumbel_of(uniform(keys, ids)); }
 
 }  // namespace paceline

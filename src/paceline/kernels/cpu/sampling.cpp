@@ -39,43 +39,119 @@ int first_equal(const float* row, int vocab, float value) {
     return 0;
 }
 
-int noisy_argmax(const float* row, int vocab, float temperature, NoiseKeys keys, float top) {
-    // What lies further below the best than noise can span can neither win nor tie.
-    const v16f hopeless = splat(top / temperature - kNoiseSpan);
-    v16f best = splat(-INFINITY);
-    v16i best_at = {};
-    for (int i = 0; i < vocab; i += 16) {
-        const v16f scaled = load_scores(row, i, vocab) / temperature;
-        if (!any(scaled >= hopeless)) continue;
-        const v16i at = lanes() + i;
-        const v16f score = scaled + gumbel(keys, bits<v16u>(at));
-        const v16i better = score > best;
-        best = select(better, score, best);
-        best_at = (better & at) | (~better & best_at);
+// The best tokens so far, best first. Tokens come in the order of their ids, so equal values keep the order they
+// came in. A value of -inf never enters.
+struct Ranking {
+    int wanted;
+    int32_t* tokens;
+    float* values;
+    int held = 0;
+
+    // What a value must exceed to enter.
+    float bar() const { return held == wanted ? values[wanted - 1] : -INFINITY; }
+
+    void offer(float value, int token) {
+        if (!(value > bar())) return;
+        int at = held < wanted ? held++ : wanted - 1;
+        for (; at > 0 && values[at - 1] < value; at--) {
+            values[at] = values[at - 1];
+            tokens[at] = tokens[at - 1];
+        }
+        values[at] = value;
+        tokens[at] = token;
     }
-    int winner = 0;
-    for (int lane = 1; lane < 16; lane++) {
-        const bool tie = best[lane] == best[winner] && best_at[lane] < best_at[winner];
-        if (best[lane] > best[winner] || tie) winner = lane;
+
+    void offer_all(v16f scores, int first) {
+        const v16i above = scores > splat(bar());
+        if (!any(above)) return;
+        for (int lane = 0; lane < 16; lane++)
+            if (above[lane]) offer(scores[lane], first + lane);
     }
-    return best_at[winner];
+};
+
+// At least e^x, at most 1.07 e^x, for x in [-80, 10] and beyond 10 at least 1: 1 + f >= 2^f on [0, 1], and the
+// exponent field is read off a float that rounds by less than 1e-5.
+inline v16f exp_bound(v16f x) {
+    const v16f inside = vmax(vmin(x, splat(10.0f)), splat(-80.0f));
+    return bits<v16f>(__builtin_convertvector(inside * 12102203.16f + 1065353216.0f, v16i));
 }
 
-void choose(const SamplingRows& rows, int r) {
+// Ranks by logit / temperature + noise. Noise costs two logarithms; two bounds come first. Noise never exceeds
+// kMostNoise. And noise above y needs a uniform below e^-y. Comparisons are such that NaN (from infinite quotients)
+// passes, and `floor` lies below the bar by more than what all roundings can add up to.
+void rank_noisy(const float* row, int vocab, float temperature, NoiseKeys keys, Ranking& best) {
+    const float inverse = 1.0f / temperature;
+    for (int i = 0; i < vocab; i += 16) {
+        const v16f x = load_scores(row, i, vocab);
+        const float bar = best.bar();
+        const float floor = bar - (1e-3f + 1e-6f * (std::fabs(bar) + 32.0f));
+        const v16f rise = x * inverse - floor;
+        if (!any(~(rise + kMostNoise <= 0.0f))) continue;
+        const v16f v = uniform(keys, bits<v16u>(lanes() + i));
+        if (!any(v <= exp_bound(rise))) continue;
+        best.offer_all(x / temperature + gumbel_of(v), i);
+    }
+}
+
+void rank(const SamplingRows& rows, int r, Ranking& best) {
     const float* row = rows.logits + r * rows.stride;
-    const float top = row_max(row, rows.vocab);
-    rows.finite[r] = std::isfinite(top);
-    rows.tokens[r] = 0;
-    if (!rows.finite[r]) return;
     const float t = rows.temperatures[r];
-    rows.tokens[r] = t == 0.0f ? first_equal(row, rows.vocab, top)
-                               : noisy_argmax(row, rows.vocab, t, noise_keys(rows.seeds[r], rows.positions[r]), top);
+    if (t != 0.0f) return rank_noisy(row, rows.vocab, t, noise_keys(rows.seeds[r], rows.positions[r]), best);
+    for (int i = 0; i < rows.vocab; i += 16) best.offer_all(load_scores(row, i, rows.vocab), i);
+}
+
+// log of the sum of e^(x - top).
+double log_sum(const float* row, int vocab, float top) {
+    double total = 0.0;
+    for (int start = 0; start < vocab; start += 1024) {
+        v16f part = {};
+        const int end = std::min(vocab, start + 1024);
+        for (int i = start; i < end; i += 16) part += vexp(load_scores(row, i, vocab) - top);
+        total += sum(part);
+    }
+    return std::log(total);
+}
+
+// Turns a ranking's values into scores and marks the places that hold nothing.
+void finish(Ranking& best, double log_total) {
+    const float top = best.held ? best.values[0] : 0.0f;
+    const auto below = [&](int i) { return best.values[i] == top ? 0.0 : (double)best.values[i] - top; };
+    if (std::isnan(log_total)) {
+        double total = 0.0;
+        for (int i = 0; i < best.held; i++) total += std::exp(below(i));
+        log_total = std::log(total);
+    }
+    for (int i = best.held; i-- > 0;) best.values[i] = (float)(below(i) - log_total);
+    for (int i = best.held; i < best.wanted; i++) {
+        best.tokens[i] = -1;
+        best.values[i] = -INFINITY;
+    }
 }
 
 }  // namespace
 
-void coupled_argmax(const SamplingRows& rows) noexcept {
-    for (int r = 0; r < rows.count; r++) choose(rows, r);
+void coupled_argmax(const SamplingRows& rows, int64_t* tokens, uint8_t* finite) noexcept {
+    for (int r = 0; r < rows.count; r++) {
+        const float* row = rows.logits + r * rows.stride;
+        const float top = row_max(row, rows.vocab);
+        finite[r] = std::isfinite(top);
+        int32_t token = 0;
+        float value;
+        Ranking best{1, &token, &value};
+        if (finite[r] && rows.temperatures[r] == 0.0f) token = first_equal(row, rows.vocab, top);
+        else if (finite[r]) rank(rows, r, best);
+        tokens[r] = token;
+    }
+}
+
+void top_candidates(const SamplingRows& rows, int wanted, int32_t* tokens, float* scores) noexcept {
+    for (int r = 0; r < rows.count; r++) {
+        const float* row = rows.logits + r * rows.stride;
+        const float top = row_max(row, rows.vocab);
+        Ranking best{wanted, tokens + (int64_t)r * wanted, scores + (int64_t)r * wanted};
+        if (std::isfinite(top)) rank(rows, r, best);
+        finish(best, rows.temperatures[r] == 0.0f ? log_sum(row, rows.vocab, top) : NAN);
+    }
 }
 
 void noise_row(uint64_t seed, int64_t position, int count, float* out) noexcept {

@@ -2,7 +2,7 @@
 
 from paceline.kernels.reference.attention import Bucket, SlotPlan, plan_slots, slot_attention
 from paceline.kernels.reference.dense import apply_rope, gated_activation, linear, rms_norm, store_kv
-from paceline.kernels.reference.sampling import coupled_argmax
+from paceline.kernels.reference.sampling import coupled_argmax, top_candidates
 
 __all__ = [
     "Bucket",
@@ -15,4 +15,5 @@ __all__ = [
     "rms_norm",
     "slot_attention",
     "store_kv",
+    "top_candidates",
 ]

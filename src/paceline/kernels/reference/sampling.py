@@ -28,17 +28,56 @@ def coupled_argmax(
     Returns tokens, int64 `[rows]`, and finite, bool `[rows]`: whether the row's largest logit is a finite
     number (-inf is a mask). The token of a row that is not finite means nothing.
     """
+    scores = _values(logits, temperatures, seeds, positions)
+    best = scores.amax(-1, keepdim=True)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    tokens = torch.where(scores == best, ids, logits.shape[1]).amin(-1)
+    return tokens.clamp(max=logits.shape[1] - 1), logits.amax(-1).isfinite()
+
+
+def top_candidates(
+    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int], count: int
+) -> tuple[Tensor, Tensor]:
+    """For each row of logits `[rows, vocab]` float32 the `count` best tokens under the values that
+    `coupled_argmax` maximises, best first, the lower id on ties: the first is the one it chooses.
+
+    Returns tokens, int32 `[rows, count]`, and scores, float32 `[rows, count]`. At temperature 0 a score is
+    the token's log-probability. Otherwise it is the value less the logsumexp of the row's `count` values:
+    under noise that draft and target share, an estimate of how likely the target is to prefer that one,
+    comparable between rows of equal `count` only.
+
+    A place for which there is no token (`count` above vocab, a value of -inf, a row whose largest logit is
+    not finite) holds token -1 and score -inf; such places are the last of their row.
+    """
+    values = _values(logits, temperatures, seeds, positions)
+    width = min(count, logits.shape[1])
+    ranked, order = values.sort(dim=-1, descending=True, stable=True)
+    ranked, order = ranked[:, :width], order[:, :width]
+    # Equal infinities, which a tiny temperature makes, are no distance apart.
+    below = torch.where(ranked == ranked[:, :1], 0.0, ranked - ranked[:, :1])
+    sampled = torch.tensor([bool(t) for t in temperatures], dtype=torch.bool, device=logits.device)
+    whole = (logits.float() - logits.float().amax(-1, keepdim=True)).logsumexp(-1)
+    scores = below - torch.where(sampled, below.logsumexp(-1), whole)[:, None]
+    real = logits.amax(-1).isfinite()[:, None] & (ranked > float("-inf"))
+    tokens = torch.full((len(logits), count), -1, dtype=torch.int32, device=logits.device)
+    tokens[:, :width] = torch.where(real, order.int(), -1)
+    padded = torch.full(tokens.shape, float("-inf"), device=logits.device)
+    padded[:, :width] = torch.where(real, scores, float("-inf"))
+    return tokens, padded
+
+
+def _values(
+    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
+) -> Tensor:
+    """Noise included where the temperature is not 0, float32 `[rows, vocab]`."""
     scores = logits.float()
     if any(temperatures):
         scale = torch.tensor([t or 1.0 for t in temperatures], dtype=torch.float32, device=logits.device)
         keys = [noise_keys(seed, position) for seed, position in zip(seeds, positions, strict=True)]
         noise = gumbel_noise(torch.tensor(keys, device=logits.device), logits.shape[1])
-        sampled = torch.tensor([bool(t) for t in temperatures], device=logits.device)
+        sampled = torch.tensor([bool(t) for t in temperatures], dtype=torch.bool, device=logits.device)
         scores = torch.where(sampled[:, None], scores / scale[:, None] + noise, scores)
-    best = scores.amax(-1, keepdim=True)
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    tokens = torch.where(scores == best, ids, logits.shape[1]).amin(-1)
-    return tokens.clamp(max=logits.shape[1] - 1), logits.amax(-1).isfinite()
+    return scores
 
 
 def gumbel_noise(keys: Tensor, vocab: int) -> Tensor:
