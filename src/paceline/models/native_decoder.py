@@ -14,6 +14,7 @@ from paceline.kernels.cpu.bindings import DTYPE_CODES, DecoderHandle, NativeDTyp
 
 if TYPE_CHECKING:
     from paceline.kernels.batch import TokenBatch
+    from paceline.kernels.cpu.shared_group import NativeGroup
     from paceline.kernels.kv_cache import KVCache
     from paceline.models.spec import DecoderSpec, DecoderWeights, LayerWeights
 
@@ -32,6 +33,7 @@ class NativeDecoder:
     dtype: of weights and products. "int8" keeps 8-bit weights in groups of 64 with 16-bit activations. Norms,
     softmax and the residual stream are float32 always.
     threads: workers, the calling thread included. cores: pin worker i to `cores[i % len]` during a pass.
+    group: spec and weights are one rank's share (`models.shard`); its passes meet those of the other ranks.
 
     Raises KernelError when the kernels cannot be built, do not cover the shape, or lack threads or memory for
     the weights.
@@ -45,12 +47,16 @@ class NativeDecoder:
         dtype: NativeDType,
         threads: int,
         cores: Sequence[int] | None = None,
+        group: NativeGroup | None = None,
     ) -> None:
         _check_shape(spec, threads)
         self.spec = spec
         self.dtype = dtype
         self._handle = _new_handle(spec, dtype, weights.lm_head is None, threads, cores)
-        self._logits = torch.empty(0)
+        self._group = group
+        self._logits = torch.empty(0) if group is None else group.logits
+        if group is not None:
+            group.join(self._handle)
         for i, layer in enumerate(weights.layers):
             _load_layer(self._handle, i, layer)
         self._handle.pack(0, "head", [weights.embed if weights.lm_head is None else weights.lm_head])
@@ -74,12 +80,17 @@ class NativeDecoder:
 
     def forward(self, batch: TokenBatch, kv: KVCache) -> Tensor:
         """Logits `[len(batch.logit_rows), vocab_size]`, float32. The tensor is a view of a buffer that the
-        next call overwrites. Raises ValueError for a malformed batch or a cache of the wrong kind."""
+        next call overwrites. Raises ValueError for a malformed batch or a cache of the wrong kind, on every
+        rank of a group alike, and EngineError when the group is lost."""
         self._check_cache(kv)
         rows, vocab = len(batch.logit_rows), self.spec.vocab_size
+        if self._group is not None and len(batch) > self._group.shape.rows:
+            raise ValueError(f"{len(batch)} tokens in a pass of a group made for {self._group.shape.rows}")
         if self._logits.numel() < rows * vocab:
             self._logits = torch.empty(rows * vocab)
         self._handle.forward(batch, kv, self._logits)
+        if self._group is not None:
+            self._group.check()
         return self._logits[: rows * vocab].view(rows, vocab)
 
     def _check_cache(self, kv: KVCache) -> None:

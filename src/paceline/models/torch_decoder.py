@@ -44,6 +44,8 @@ class TorchDecoder:
 
     exact: one token at a time through everything but the cache, so that a logit depends neither on the tokens
     that share the pass nor on how a prompt is cut. Slower; off by default.
+    reduce: spec and weights are one rank's share (`models.shard`), and this gives the sum of what every rank
+    adds to the residual stream, `[tokens, hidden]` float32, the same bits on every rank.
     """
 
     def __init__(
@@ -54,11 +56,13 @@ class TorchDecoder:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         exact: bool = False,
+        reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.spec = spec
         self.dtype = dtype
         self.device = torch.device(device)
         self.exact = exact
+        self._reduce = reduce
         self._embed = weights.embed.detach().to(self.device, dtype)
         self._head = (
             self._embed if weights.lm_head is None else weights.lm_head.detach().to(self.device, dtype)
@@ -154,17 +158,21 @@ class TorchDecoder:
 
     def _mlp(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         eps = self.spec.norm_eps
-        branch = ops.linear(attended, layer.o, layer.o_bias)
+        branch = self._summed(ops.linear(attended, layer.o, layer.o_bias))
         if layer.post_attn_norm is not None:
             branch = ops.rms_norm(branch, layer.post_attn_norm, eps)
         x = x + branch
         normed = ops.rms_norm(x, layer.mlp_norm, eps)
         gate = ops.linear(normed, layer.gate, layer.gate_bias)
         up = ops.linear(normed, layer.up, layer.up_bias)
-        branch = ops.linear(ops.gated_activation(gate, up, self.spec.activation), layer.down, layer.down_bias)
+        active = ops.gated_activation(gate, up, self.spec.activation)
+        branch = self._summed(ops.linear(active, layer.down, layer.down_bias))
         if layer.post_mlp_norm is not None:
             branch = ops.rms_norm(branch, layer.post_mlp_norm, eps)
         return x + branch
+
+    def _summed(self, part: Tensor) -> Tensor:
+        return part if self._reduce is None else self._reduce(part)
 
     def _logits(self, x: Tensor) -> Tensor:
         return ops.linear(ops.rms_norm(x, self._final_norm, self.spec.norm_eps), self._head)

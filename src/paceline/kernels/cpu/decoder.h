@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "group.h"
 #include "matrix.h"
 #include "team.h"
 
@@ -62,6 +63,9 @@ class Decoder {
     void pack(int layer, MatrixId id, const Part* parts, int count);
     void set_vector(int layer, VectorId id, const float* data, int count);
 
+    // Passes sum their branches over the ranks of a group, and compute their share of the logits. Null = a whole model.
+    void join(Group* group) { group_ = group; }
+
     // 0, or the number of the first broken rule (see api.cpp).
     int check(const Batch& batch, const KvView& kv) const;
     void forward(const Batch& batch, const KvView& kv, float* logits);
@@ -87,6 +91,7 @@ class Decoder {
     size_t weight_bytes_ = 0;
     std::unique_ptr<Arena> arena_;
     Team team_;
+    Group* group_ = nullptr;
 
     // Reused between passes. Each has one row stride for life, so that padding stays zero.
     std::vector<float> residual_, normed_, qkv_, attended_, gated_, branch_, states_, angles_;

@@ -33,17 +33,18 @@ class Pass {
             if (rows == 0) return;
             attention(worker, i);
             team_.each(worker, rows, [&](int r) { gather_attention(r, final ? b_.logit_rows[r] : r); });
-            linear(worker, layer.o, rows, d_.vector(i, VectorId::o_bias), d_.branch_.data(), hidden_, (int)hidden_);
+            if (!branch(worker, layer.o, rows, d_.vector(i, VectorId::o_bias))) return;
             team_.each(worker, rows, [&](int r) {
                 join(i, VectorId::post_attn_norm, r, final ? b_.logit_rows[r] : r, d_.vector(i, VectorId::mlp_norm));
             });
             gated(worker, i, rows);
             team_.each(worker, rows, [&](int r) { prepare(d_.gated_.data() + r * gated_, s_.intermediate, r); });
-            linear(worker, layer.down, rows, d_.vector(i, VectorId::down_bias), d_.branch_.data(), hidden_, (int)hidden_);
+            if (!branch(worker, layer.down, rows, d_.vector(i, VectorId::down_bias))) return;
             const float* next = final ? d_.vector(0, VectorId::final_norm) : d_.vector(i + 1, VectorId::attn_norm);
             team_.each(worker, rows, [&](int r) { join(i, VectorId::post_mlp_norm, r, final ? b_.logit_rows[r] : r, next); });
         }
-        linear(worker, d_.head_, b_.logits_count, nullptr, logits_, s_.vocab, s_.vocab);
+        linear(worker, d_.head_, b_.logits_count, nullptr, logits_, s_.vocab, s_.vocab, d_.group_);
+        if (d_.group_) meet(worker);
     }
 
   private:
@@ -98,17 +99,34 @@ class Pass {
 
     void join(int layer, VectorId post, int row, int token, const float* next) {
         float* branch = d_.branch_.data() + row * hidden_;
-        touch(branch, hidden_ * sizeof(float));
+        if (d_.group_) d_.group_->sum(row, branch);
+        else touch(branch, hidden_ * sizeof(float));
         const float* weight = d_.vector(layer, post);
         if (weight) rms_norm(branch, weight, (int)hidden_, s_.hidden, s_.norm_eps, branch);
         add(d_.residual_.data() + token * hidden_, branch, (int)hidden_);
         normalise(row, token, next);
     }
 
-    // out[row, :columns] = acts row . m + bias
-    void linear(int worker, const Matrix& m, int rows, const float* bias, float* out, size_t stride, int columns) {
+    // False when the group is lost: then every worker leaves the pass.
+    bool meet(int worker) {
+        team_.each(worker, 1, [&](int) { d_.group_->meet(); });
+        return !d_.group_->lost();
+    }
+
+    // A layer's contribution to the residual stream, or this rank's part of it.
+    bool branch(int worker, const Matrix& m, int rows, const float* bias) {
+        float* out = d_.group_ ? d_.group_->partial() : d_.branch_.data();
+        linear(worker, m, rows, bias, out, hidden_, (int)hidden_);
+        return !d_.group_ || meet(worker);
+    }
+
+    // out[row, :columns] = acts row . m + bias; of the panels that are `shared`, a rank does its own.
+    void linear(int worker, const Matrix& m, int rows, const float* bias, float* out, size_t stride, int columns,
+                const Group* shared = nullptr) {
         touch(d_.acts_.data(), rows * act_row_bytes(s_.dtype, m.k));
-        team_.each(worker, m.panels(), [&](int p) {
+        const int first = shared ? shared->begin(m.panels()) : 0, end = shared ? shared->end(m.panels()) : m.panels();
+        team_.each(worker, end - first, [&](int at) {
+            const int p = first + at;
             const int width = std::min(kPanel, columns - p * kPanel);
             const auto own = [&](int row, int count) {
                 for (int r = row; r < row + count; r++) claim(out + r * stride + p * kPanel, width * sizeof(float));
