@@ -1,0 +1,186 @@
+"""What a draft worker does with its drafter, message by message and pass by pass; no sockets, no process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from paceline.core.work import (
+    AdvanceDrafts,
+    DraftDone,
+    DraftItem,
+    DraftNodes,
+    GrowDrafts,
+    NodesDrafted,
+    Proposal,
+    Release,
+)
+from paceline.drafters.base import AheadDrafter, Drafter, plain
+from paceline.engine.draft_messages import AheadMode
+
+DraftWork = GrowDrafts | AdvanceDrafts | Release
+
+
+class DraftLane:
+    """Exceptions of the drafter pass through: whoever meets one has lost this drafter."""
+
+    def __init__(self, drafter: Drafter, ahead: AheadMode = "off", ahead_passes: int = 0) -> None:
+        if ahead == "stream" and not isinstance(drafter, AheadDrafter):
+            drafter = StreamedProposals(drafter)
+        self.busy_s = 0.0
+        self.slowest_s: float | None = None
+        self._drafter = drafter
+        self._worker_ahead = drafter if ahead != "off" and isinstance(drafter, AheadDrafter) else None
+        self._sends = ahead == "stream"
+        self._passes_per_answer = ahead_passes
+        self._passes_left = 0
+        self._known: set[str] = set()
+
+    @property
+    def wants_work(self) -> bool:
+        """Whether there may be something to grow before the next message."""
+        return self._worker_ahead is not None and self._passes_left > 0
+
+    def apply(self, work: DraftWork) -> DraftDone | None:
+        started = time.perf_counter()
+        answer = None
+        match work:
+            case GrowDrafts():
+                proposals = list(self._drafter.grow(work.items))
+                if not all(isinstance(proposal, Proposal) for proposal in proposals):
+                    raise TypeError("grow must return Proposals")
+                answer = tuple(filter(None, map(plain, proposals)))
+                self._note(work.items)
+                self._passes_left = self._passes_per_answer
+            case AdvanceDrafts():
+                self._drafter.advance(work.items)
+                self._note(work.items)
+            case Release():
+                self._drafter.release(work.request_ids)
+                self._known.difference_update(work.request_ids)
+        if self._sends:
+            self._passes_left = 1
+        seconds = self._count(started)
+        if isinstance(work, GrowDrafts) and answer is not None:
+            return DraftDone(work.round, answer, seconds)
+        return None
+
+    def work_ahead(self) -> NodesDrafted | None:
+        """One pass of growth; its nodes where they are to be sent."""
+        if self._worker_ahead is None or self._passes_left == 0:
+            return None
+        started = time.perf_counter()
+        grown = self._worker_ahead.work_ahead()
+        if grown is None:
+            self._passes_left = 0
+        elif not self._sends:
+            self._passes_left -= 1
+        seconds = self._count(started)
+        return NodesDrafted(tuple(grown), seconds) if grown and self._sends else None
+
+    def reset(self) -> None:
+        """As before the first message."""
+        self._drafter.release(sorted(self._known))
+        self._known.clear()
+        self._passes_left = 0
+
+    def _note(self, items: Sequence[DraftItem]) -> None:
+        self._known.update(item.request_id for item in items)
+
+    def _count(self, started: float) -> float:
+        seconds = time.perf_counter() - started
+        self.busy_s += seconds
+        self.slowest_s = max(self.slowest_s or 0.0, seconds)
+        return seconds
+
+
+class StreamedProposals:
+    """Makes a drafter that only answers one that streams: its guesses below the newest token are sent as
+    soon as there is a moment for them."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.needs = drafter.needs
+        self._drafter = drafter
+        self._waiting: dict[str, DraftItem] = {}
+        self._next: dict[str, int] = {}
+
+    def grow(self, items: Sequence[DraftItem]) -> list[Proposal]:
+        return self._drafter.grow([self._whole(item) for item in items])
+
+    def advance(self, items: Sequence[DraftItem]) -> None:
+        silent = []
+        for item in map(self._whole, items):
+            if item.max_nodes > 0:
+                self._waiting[item.request_id] = item
+            else:
+                silent.append(item)
+        if silent:
+            self._drafter.advance(silent)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        request_ids = list(request_ids)
+        for request_id in request_ids:
+            self._waiting.pop(request_id, None)
+            self._next.pop(request_id, None)
+        self._drafter.release(request_ids)
+
+    def work_ahead(self) -> list[DraftNodes] | None:
+        if not self._waiting:
+            return None
+        asked, self._waiting = self._waiting, {}
+        proposals = filter(None, map(plain, self._drafter.grow(list(asked.values()))))
+        return [
+            self._numbered(proposal, asked[proposal.request_id].generation)
+            for proposal in proposals
+            if proposal.tokens and proposal.request_id in asked
+        ]
+
+    def _whole(self, item: DraftItem) -> DraftItem:
+        """With the tokens that waited for a moment that did not come."""
+        if item.announcement is not None:
+            self._next[item.request_id] = 0
+        return follow_up(self._waiting.pop(item.request_id, None), item)
+
+    def _numbered(self, proposal: Proposal, generation: int) -> DraftNodes:
+        first = self._next.get(proposal.request_id, 0)
+        self._next[proposal.request_id] = first + len(proposal.tokens)
+        return DraftNodes(
+            proposal.request_id,
+            generation,
+            proposal.num_tokens,
+            first,
+            proposal.tokens,
+            tuple(first + parent if parent >= 0 else -proposal.num_tokens for parent in proposal.parents),
+            proposal.scores or (0.0,) * len(proposal.tokens),
+        )
+
+
+def follow_up(earlier: DraftItem | None, later: DraftItem) -> DraftItem:
+    """One item that says what both say."""
+    if earlier is None or later.announcement is not None:
+        return later
+    return replace(
+        later,
+        start=earlier.start,
+        tokens=earlier.tokens + later.tokens,
+        announcement=earlier.announcement,
+    )
+
+
+def merged(work: Iterable[DraftWork]) -> list[DraftWork]:
+    """The same work with neighbouring `AdvanceDrafts` made one, so that a worker that fell behind reads what
+    it missed in one pass."""
+    result: list[DraftWork] = []
+    for advances, run in groupby(work, lambda message: isinstance(message, AdvanceDrafts)):
+        if not advances:
+            result.extend(run)
+            continue
+        items: dict[str, DraftItem] = {}
+        for message in run:
+            assert isinstance(message, AdvanceDrafts)
+            for item in message.items:
+                items[item.request_id] = follow_up(items.pop(item.request_id, None), item)
+        result.append(AdvanceDrafts(tuple(items.values())))
+    return result

@@ -1,0 +1,153 @@
+"""What engine and draft worker tell each other, and its written form: msgpack of typed values, never code."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from paceline import __version__
+from paceline.config import Config
+from paceline.core.drafting import DrafterNeeds
+from paceline.core.scheduler import Limits
+from paceline.core.work import AdvanceDrafts, DraftDone, GrowDrafts, NodesDrafted, Release
+
+PROTOCOL = 1
+"""Raised with every change of a message that crosses; both sides must speak the same."""
+
+MOST_BYTES = 64 * 2**20
+"""Of one message: above what re-announcing a full batch of long contexts takes."""
+
+AheadMode = Literal["off", "stream", "silent"]
+
+
+class DraftGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a draft worker must know of the engine it works for.
+
+    vocabulary: fingerprint of the target's tokenizer, empty = not checked.
+    ahead: what the drafter does when nothing is asked of it. "stream": grows its trees and sends the nodes;
+    "silent": after each answer at most `ahead_passes` passes whose nodes it keeps (SwiftSpec, arXiv
+    2506.11309, Algorithm 1); "off": nothing.
+    cores: that the worker is pinned to, empty = any.  threads: 0 = all of them.
+    """
+
+    config: Config
+    limits: Limits
+    target_vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    vocabulary: str = ""
+    ahead: AheadMode = "stream"
+    ahead_passes: int = 4
+    cores: tuple[int, ...] = ()
+    threads: int = 0
+
+
+# ---------------------------------------------------------------- engine to worker
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Begins a session: the worker forgets what it knew. The spec is read only once `protocol` is known to
+    be ours. engine: the same in all sessions of one engine, which may replace a session of its own."""
+
+    engine: int
+    spec: msgspec.Raw
+    protocol: int = PROTOCOL
+    version: str = __version__
+
+
+class Ping(msgspec.Struct, frozen=True):
+    """The engine is there."""
+
+
+class Bye(msgspec.Struct, frozen=True):
+    """Ends the session."""
+
+
+# ---------------------------------------------------------------- worker to engine
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The drafter is loaded and knows no request."""
+
+    needs: DrafterNeeds
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """No session. error: name of a class in `paceline.errors`. busy: another engine has the worker."""
+
+    error: str
+    reason: str
+    busy: bool = False
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """The worker's loop is alive. allow_s: how long it may be silent from here on.  received: number of the
+    last packet of work taken in.  busy_s, up_s: seconds of work, and of the session, so far."""
+
+    allow_s: float
+    received: int
+    busy_s: float
+    up_s: float
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """The drafter failed, or what arrived cannot be followed: the session is over."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------- the written form
+
+
+class Packet(msgspec.Struct, frozen=True, array_like=True):
+    """session: named by the engine with its Hello; whatever carries another is dropped.
+    number: of work, counted from 0 within the session, so that a lost packet is noticed."""
+
+    kind: str
+    session: int
+    number: int
+    body: msgspec.Raw
+
+
+class Malformed(Exception):
+    """A frame that is none of ours; the text says why."""
+
+
+class Codec:
+    """Reads the kinds that one side may be sent, and writes any."""
+
+    def __init__(self, kinds: Iterable[type[Any]]) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._packets = msgspec.msgpack.Decoder(Packet)
+        self._bodies = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in kinds}
+
+    def encode(self, message: Any, session: int, number: int = 0) -> bytes:
+        body = msgspec.Raw(self._encoder.encode(message))
+        return self._encoder.encode(Packet(type(message).__name__, session, number, body))
+
+    def decode(self, frame: bytes) -> tuple[int, int, Any]:
+        """(session, number, message). Raises Malformed, whatever the bytes."""
+        if len(frame) > MOST_BYTES:
+            raise Malformed(f"a message of {len(frame)} bytes")
+        try:
+            packet = self._packets.decode(frame)
+            decoder = self._bodies.get(packet.kind)
+            if decoder is None:
+                raise Malformed(f"a message of the unknown kind {packet.kind[:40]!r}")
+            return packet.session, packet.number, decoder.decode(packet.body)
+        except Malformed:
+            raise
+        except Exception as error:  # noqa: BLE001 - fields are checked by their own classes, which raise theirs
+            raise Malformed(f"a message that cannot be read ({type(error).__name__}: {error})") from None
+
+
+FOR_WORKER: tuple[type[Any], ...] = (Hello, Ping, Bye, GrowDrafts, AdvanceDrafts, Release)
+FOR_ENGINE: tuple[type[Any], ...] = (Ready, Refused, Beat, Fault, DraftDone, NodesDrafted)
+
+
+def fingerprint(vocabulary: Mapping[str, int]) -> str:
+    """Of a tokenizer's texts and ids: equal for equal vocabularies, on every machine."""
+    written = msgspec.json.encode(sorted((index, token) for token, index in vocabulary.items()))
+    return hashlib.sha256(written).hexdigest()
