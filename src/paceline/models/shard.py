@@ -36,7 +36,8 @@ def share_of(spec: DecoderSpec, rank: int, ranks: int) -> Share:
     """What rank `rank` of `ranks` computes.
 
     With as many key-value heads as ranks or more, each rank has whole ones, evenly but for one (3 over 2
-    ranks: 1 and 2). With fewer, a key-value head is kept by several ranks, which split the heads that read it.
+    ranks: 1 and 2). With fewer, a key-value head is kept by several ranks, which split the heads that
+    read it.
 
     Raises ModelError when some rank would have nothing to do.
     """

@@ -15,6 +15,8 @@ namespace {
 // Ranks that run side by side meet within microseconds; a rank that shares its core with another must let it run.
 constexpr int kMeetingSpins = 2000;
 constexpr long kNapNanoseconds = 20'000;
+// More than twice the layers of any model.
+constexpr int kMeetingBits = 20;
 // A process that was stopped for an hour has waited for one nap.
 constexpr double kLongestNap = 0.1;
 
@@ -29,6 +31,12 @@ double now() {
 Group::Group(uint8_t* memory, const GroupShape& shape, int rank, double patience)
     : header_(reinterpret_cast<GroupHeader*>(memory)), floats_(reinterpret_cast<float*>(memory + sizeof(GroupHeader))),
       shape_(shape), rank_(rank), patience_(patience) {}
+
+void Group::begin(uint64_t pass) noexcept {
+    meetings_ = pass << kMeetingBits;
+    writing_ = 0;
+    reading_ = 1;
+}
 
 void Group::meet() noexcept {
     meetings_++;
@@ -91,6 +99,8 @@ Group* paceline_group_new(uint8_t* memory, const GroupShape* shape, int32_t rank
 }
 
 void paceline_group_free(Group* group) { delete group; }
+
+void paceline_group_begin(Group* group, uint64_t pass) { group->begin(pass); }
 
 void paceline_group_abandon(Group* group) { group->abandon(); }
 

@@ -32,6 +32,11 @@ class Group {
     // patience: seconds that a meeting may take before this rank gives the group up; 0 = no limit.
     Group(uint8_t* memory, const GroupShape& shape, int rank, double patience);
 
+    // Numbers the meetings that follow by a pass's number, which grows. A rank that takes no part in a pass does not
+    // hold the others back for longer than until its next one: they end what it left with worthless sums, in their
+    // own memory alone, and meet it there.
+    void begin(uint64_t pass) noexcept;
+
     // Where this rank's next partial sums go.
     float* partial() const { return half(writing_) + rank_ * shape_.partial_floats(); }
 

@@ -7,7 +7,7 @@ import functools
 import mmap
 import os
 import tempfile
-from ctypes import POINTER, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,6 +91,11 @@ class NativeGroup:
         """Makes the decoder a rank of the group, which must outlive its passes."""
         self._lib.paceline_decoder_join(handle._pointer, self._pointer)
 
+    def begin(self, number: int) -> None:
+        """Says which pass comes next; numbers grow. A rank that fails before it meets the others in a pass
+        goes on with the next one, and the others, who wait for it, then do too."""
+        self._lib.paceline_group_begin(self._pointer, number)
+
     def abandon(self) -> None:
         """Ends the meetings of all ranks, for good; from any thread."""
         self._lib.paceline_group_abandon(self._pointer)
@@ -115,6 +120,8 @@ def _library() -> ctypes.CDLL:
     lib.paceline_group_new.argtypes = [c_void_p, shape, c_int32, c_double]
     lib.paceline_group_free.restype = None
     lib.paceline_group_free.argtypes = [c_void_p]
+    lib.paceline_group_begin.restype = None
+    lib.paceline_group_begin.argtypes = [c_void_p, c_uint64]
     lib.paceline_group_abandon.restype = None
     lib.paceline_group_abandon.argtypes = [c_void_p]
     lib.paceline_group_lost.restype = c_int32
