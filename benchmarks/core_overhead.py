@@ -13,6 +13,7 @@ import statistics
 import time
 from collections import deque
 
+from paceline.core.draft_lane import DraftPolicy
 from paceline.core.drafting import DrafterNeeds, FixedLength
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.params import SamplingParams
@@ -68,8 +69,7 @@ def run(batch: int, draft: int, prompt: int, output: int) -> list[float]:
                 max_batch_tokens=max(2048, batch * (draft + 1)),
             ),
             vocab_size=1000,
-            drafter=DrafterNeeds("scripted") if draft else None,
-            draft_length=FixedLength(draft),
+            drafting=DraftPolicy(DrafterNeeds("scripted") if draft else None, FixedLength(draft)),
         )
     )
     pending: deque[Work] = deque()

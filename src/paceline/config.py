@@ -53,6 +53,52 @@ class SpeculationConfig(_Table, frozen=True):
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 2
 
 
+Mode = Literal[
+    "autoregressive", "serial-chain", "serial-tree", "swiftspec", "discard", "outcome-cache", "overlapped"
+]
+Growth = Literal["auto", "chain", "fixed-shape", "best-first", "layers", "calibrated"]
+Placement = Literal["auto", "serial", "disaggregated"]
+
+
+class TreeConfig(_Table, frozen=True):
+    """How a draft model's tree grows. growth: the rule; auto = what the mode is known for.
+
+    tree_width: leaves that one draft pass expands.  tree_passes: draft passes per verification where they
+    are counted, 0 = as many as the rule finds worth it.  tree_shape: children per node at each depth, of the
+    fixed shape.  fan_out: outcomes drafted for at each place of a chain, of the outcome cache.
+    """
+
+    growth: Growth = "auto"
+    tree_width: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 8
+    tree_passes: Annotated[int, Meta(ge=0, le=64, description="a whole number from 0 to 64")] = 4
+    tree_shape: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=64)], ...],
+        Meta(min_length=1, max_length=64, description="a list of 1 to 64 whole numbers from 1 to 64"),
+    ] = (3, 2, 1, 1)
+    fan_out: Annotated[int, Meta(ge=1, le=16, description="a whole number from 1 to 16")] = 3
+
+
+class GroupsConfig(_Table, frozen=True):
+    """Where draft and target run. placement: "serial" = in turn, in one process; "disaggregated" = at the
+    same time, the drafter in a process of its own; "auto" = whichever is faster here, measured at start-up;
+    unset = as the mode needs it.
+
+    mode: how draft and target work together, for comparison; unset = the best known for the placement.
+    target_devices, draft_devices: processor cores as in "0-3,8"; a group of several ranks (tensor parallel)
+    gives each rank its own, as in "0-3/4-7". On CUDA: numbers of devices, as in "0/1".
+    draft_address: tcp://HOST:PORT of a `paceline draft` on another host.  draft_key_file: its key.
+    draft_timeout: seconds without a sign of life after which a drafter is given up until it is back.
+    """
+
+    placement: Placement | None = None
+    mode: Mode | None = None
+    target_devices: str = ""
+    draft_devices: str = ""
+    draft_address: str = ""
+    draft_key_file: str = ""
+    draft_timeout: Annotated[float, Meta(gt=0, le=3600, description="seconds above 0, at most 3600")] = 2.0
+
+
 class SchedulerConfig(_Table, frozen=True):
     """max_num_seqs: requests running at once.  max_batch_tokens: tokens in one target pass, guesses
     included.  kv_tokens: tokens of KV cache in all, 0 = chosen from the memory there is.
@@ -94,6 +140,8 @@ class Config(_Table, frozen=True):
         | None
     ) = None
     speculation: SpeculationConfig = SpeculationConfig()
+    tree: TreeConfig = TreeConfig()
+    groups: GroupsConfig = GroupsConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
 
 

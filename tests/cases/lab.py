@@ -107,5 +107,5 @@ def assert_no_slot_lost(llm: LLM) -> None:
     """Idle: every slot is free or the prefix cache's, and no cached prefix is held by anybody."""
     core = llm.engine.core
     assert core.idle
-    assert core.pool.num_free + core.cache.size == core.pool.num_slots
-    assert core.cache.num_evictable == core.cache.size
+    assert core.ledger.pool.num_free + core.ledger.cache.size == core.ledger.pool.num_slots
+    assert core.ledger.cache.num_evictable == core.ledger.cache.size

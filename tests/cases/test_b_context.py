@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
+from paceline.core.draft_lane import DraftPolicy
 from paceline.core.drafting import DrafterNeeds, FixedLength
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.scheduler import Limits
@@ -90,10 +91,10 @@ def test_sliding_window_rolls_back_and_stays_small(windowed: Lab, k: int, kind: 
     held = []
 
     def watched(known: list[int], max_nodes: int, max_depth: int) -> TokenTree:
-        held.append(core.pool.num_slots - core.pool.num_free - core.cache.size)
+        held.append(core.ledger.pool.num_slots - core.ledger.pool.num_free - core.ledger.cache.size)
         return rules[kind](known, max_nodes, max_depth)
 
-    core.cache.clear()
+    core.ledger.cache.clear()
     windowed.check(random_prompt(length, length), SamplingParams(max_tokens=64), k, watched)
     assert max(held, default=0) <= WINDOW + k + 1
     assert len(held) >= (12 if k else 0)
@@ -153,7 +154,7 @@ def test_windowed_lives_are_exact_and_leak_nothing(seed: int) -> None:
     limits = Limits(120, rng.randrange(90, 200), rng.randrange(1, 5), rng.randrange(8, 40), WINDOW)
     needs = DrafterNeeds("toy", ingests_prompts=True)
     core = EngineCore(
-        CoreConfig(limits, TOY_VOCAB, (), rng.random() < 0.7, needs, FixedLength(rng.randrange(6)))
+        CoreConfig(limits, TOY_VOCAB, (), rng.random() < 0.7, DraftPolicy(needs, FixedLength(rng.randrange(6))))
     )
 
     def draft(known: list[int], item: DraftItem) -> TokenTree:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from paceline import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import DraftItem, Event, GrowDrafts, Proposal, RequestAborted, Work
+from paceline.engine.executor import LocalExecutor
 from tests.cases.drafters import RuleDrafter, constant, half_right
 from tests.cases.lab import Lab, assert_no_slot_lost, assert_same, random_prompt
 from tests.core.test_engine_core import arrive, assert_no_leak, make_core, make_drive
@@ -164,7 +165,7 @@ def test_a_draft_for_a_former_owner_is_dropped() -> None:
 def test_nothing_is_kept_of_200_requests(lab: Lab) -> None:
     """I06 After many requests that ended in every way all slots are free again, the drafter's too."""
     llm = LLM(lab.model, draft=lab.model, max_num_seqs=8, **ENGINE)
-    drafter = llm.engine._executor._drafter
+    drafter = cast(LocalExecutor, llm.engine._executor)._drafter
     rng = random.Random(6)
     prompts, params = [], []
     for seed in range(200):
@@ -182,10 +183,11 @@ def test_nothing_is_kept_of_200_requests(lab: Lab) -> None:
     settle(llm)
     assert {output.finish_reason for output in outputs} == {"stop", "length"}
     assert_no_slot_lost(llm)
-    pool, cache = drafter._pool, drafter._cache  # type: ignore[union-attr]
+    model = drafter._model  # type: ignore[union-attr]
+    pool, cache = model._ledger.pool, model._ledger.cache
     assert pool.num_free + cache.size == pool.num_slots
     assert cache.num_evictable == cache.size
-    assert len(drafter._rows) == 8  # type: ignore[union-attr]
+    assert len(model._rows) == 8
     assert drafter._sequences == {}  # type: ignore[union-attr]
 
 
@@ -281,7 +283,7 @@ def test_a_drafter_that_breaks_is_left_behind(lab: Lab, fault: object) -> None:
     for _ in range(2):
         for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
             assert_same(output, lab.baseline(prompt, params))
-    assert llm.engine.core.drafter_lost
+    assert llm.engine.core.drafts.lost
     assert_no_slot_lost(llm)
 
 
@@ -312,7 +314,7 @@ def test_one_request_whose_rule_raises(lab: Lab) -> None:
         assert_same(output, lab.baseline(prompt, params[0]))
     assert outputs[0].speculation.num_failed_drafts == outputs[0].speculation.num_steps - 1 == 18
     assert outputs[1].speculation.num_accepted_tokens > 0
-    assert lab.fast.engine.core.drafter_lost is None
+    assert lab.fast.engine.core.drafts.lost is None
 
 
 def test_no_token_left_ends_one_request(lab: Lab) -> None:
@@ -351,16 +353,16 @@ def test_one_failed_completion_ends_its_siblings(lab: Lab) -> None:
 
 
 class Interrupting:
-    """Stands before an executor and raises at one call."""
+    """Stands before an executor's work and raises at one call."""
 
-    def __init__(self, executor: Any, at: int, error: BaseException) -> None:
-        self.executor, self.at, self.error = executor, at, error
+    def __init__(self, run: Callable[[Work], Event | None], at: int, error: BaseException) -> None:
+        self.run, self.at, self.error = run, at, error
 
-    def run(self, work: Work) -> Event | None:
+    def __call__(self, work: Work) -> Event | None:
         self.at -= 1
         if self.at == 0:
             raise self.error
-        return self.executor.run(work)  # type: ignore[no-any-return]
+        return self.run(work)
 
 
 @pytest.mark.parametrize("at", range(1, 14))
@@ -369,7 +371,8 @@ def test_an_interrupted_step_is_survived(lab: Lab, at: int, error: BaseException
     """I08 A step that fails or is interrupted ends the requests in it; the engine serves the next ones."""
     llm = LLM(lab.model, draft=lab.model, num_speculative_tokens=3, max_batch_tokens=16, **ENGINE)
     prompts, params = [random_prompt(seed, 20) for seed in range(3)], SamplingParams(max_tokens=12)
-    llm.engine._executor = Interrupting(llm.engine._executor, at, error)  # type: ignore[assignment]
+    executor = cast(LocalExecutor, llm.engine._executor)
+    executor._run = Interrupting(executor._run, at, error)  # type: ignore[method-assign]
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts, params)

@@ -15,7 +15,7 @@ TWENTY = SamplingParams(max_tokens=20)
 @pytest.fixture
 def fresh(lab: Lab) -> Lab:
     """The lab with an empty prefix cache."""
-    lab.fast.engine.core.cache.clear()
+    lab.fast.engine.core.ledger.cache.clear()
     return lab
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.draft_lane import DraftPolicy
 from paceline.core.drafting import DrafterNeeds, FixedLength, LengthByBatchSize
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.params import SamplingParams
@@ -64,8 +65,7 @@ def make_core(k: int = 4, **limits: int) -> EngineCore:
         CoreConfig(
             limits=Limits(**known),
             vocab_size=VOCAB,
-            drafter=DrafterNeeds("toy", ingests_prompts=True),
-            draft_length=FixedLength(k),
+            drafting=DraftPolicy(DrafterNeeds("toy", ingests_prompts=True), FixedLength(k)),
         )
     )
 
@@ -80,10 +80,10 @@ def arrive(drive: Drive, name: str, prompt: list[int], **params: object) -> None
 
 def assert_no_leak(core: EngineCore) -> None:
     """Idle: every slot is free or the prefix cache's, and nothing is locked."""
-    assert core.pool.num_free + core.cache.size == core.pool.num_slots
-    assert core.cache.num_evictable == core.cache.size
-    core.cache.clear()
-    assert core.pool.num_free == core.pool.num_slots
+    assert core.ledger.pool.num_free + core.ledger.cache.size == core.ledger.pool.num_slots
+    assert core.ledger.cache.num_evictable == core.ledger.cache.size
+    core.ledger.cache.clear()
+    assert core.ledger.pool.num_free == core.ledger.pool.num_slots
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3, 7, 16])
@@ -273,10 +273,10 @@ def test_abort_in_flight_keeps_slots_until_the_step_is_done() -> None:
     arrive(drive, "b", [4, 5], max_tokens=20)
     while not (isinstance(drive.pending[0], RunTarget) and len(drive.pending[0].items) == 2):
         drive.step()
-    free = core.pool.num_free
+    free = core.ledger.pool.num_free
     drive.feed(RequestAborted("a"))
     assert drive.finished["a"].finish_reason == FinishReason.ABORT
-    assert core.pool.num_free == free
+    assert core.ledger.pool.num_free == free
     drive.run()
     assert drive.tokens["b"] == toy_generate([4, 5], 20)
     assert_no_leak(core)
@@ -287,8 +287,7 @@ def test_length_by_batch_size_resumes_in_step() -> None:
     config = CoreConfig(
         limits=core.config.limits,
         vocab_size=VOCAB,
-        drafter=DrafterNeeds("toy", ingests_prompts=True),
-        draft_length=LengthByBatchSize(((1, 3), (2, 0))),
+        drafting=DraftPolicy(DrafterNeeds("toy", ingests_prompts=True), LengthByBatchSize(((1, 3), (2, 0)))),
     )
     drive = make_drive(EngineCore(config))
     arrive(drive, "a", [1, 2, 3], max_tokens=60)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
+from paceline.core.text_index import IndexedText
 from paceline.core.work import Announcement, DraftItem
-from paceline.drafters.ngram import IndexedText, NgramDrafter
+from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import ConfigError
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from paceline import LLM, AsyncLLM, ConfigError, EngineError, RequestError, SamplingParams
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.work import DraftItem, Event, Proposal, RunTarget, Work
+from paceline.engine.executor import LocalExecutor
 from paceline.engine.replay import replay
 from tests.cases.drafters import RuleDrafter, Script, oracle
 from tests.cases.lab import Lab, random_prompt
@@ -79,23 +80,24 @@ def test_a_broken_request_leaves_nothing_in_the_prefix_cache(tmp_path: Path) -> 
 
 
 class Failing:
-    """Stands before an executor and raises at its nth target pass."""
+    """Stands before an executor's work and raises at its nth target pass."""
 
-    def __init__(self, executor: Any, at: int) -> None:
-        self.executor, self.at = executor, at
+    def __init__(self, run: Callable[[Work], Event | None], at: int) -> None:
+        self.run, self.at = run, at
 
-    def run(self, work: Work) -> Event | None:
+    def __call__(self, work: Work) -> Event | None:
         if isinstance(work, RunTarget):
             self.at -= 1
             if self.at == 0:
                 raise MemoryError("no memory for this pass")
-        return self.executor.run(work)  # type: ignore[no-any-return]
+        return self.run(work)
 
 
 def test_a_failed_step_is_an_engine_error_and_the_next_request_is_served(model: Path, lab: Lab) -> None:
     engine = AsyncLLM(model, draft="none", **ENGINE)
     inner = engine.llm.engine
-    inner._executor = Failing(inner._executor, at=3)  # type: ignore[assignment]
+    executor = cast(LocalExecutor, inner._executor)
+    executor._run = Failing(executor._run, at=3)  # type: ignore[method-assign]
     prompt = random_prompt(3, 8)
 
     async def scenario() -> list[int]:

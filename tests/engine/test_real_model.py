@@ -141,4 +141,4 @@ def test_stream_joins_to_the_output_and_leaving_it_aborts() -> None:
         llm.generate("Another", SamplingParams(max_tokens=2))
         core = llm.engine.core
         assert core.idle
-        assert core.pool.num_free + core.cache.size == core.pool.num_slots
+        assert core.ledger.pool.num_free + core.ledger.cache.size == core.ledger.pool.num_slots

@@ -37,7 +37,7 @@ def make_runner(decoder: TorchDecoder | GraphedDecoder) -> ModelRunner:
 
 
 def segments(step: int) -> list[Segment]:
-    one = Segment(0, 5 + step, [3], True, tree_tokens=[4, 5], tree_parents=[-1, 0], tree_slots=[30, 31])
+    one = Segment(0, 5 + step, [3], True, tree_tokens=[4, 5], tree_paths=[[30], [30, 31]])
     return [one, Segment(1, 2 + step, [7], True)]
 
 

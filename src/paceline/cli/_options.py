@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast, get_args
 
 import click
 
-from paceline.config import OPTION_PATHS, Config, Device, Dtype, load_config, to_toml
+from paceline.config import OPTION_PATHS, Config, Device, Dtype, Growth, Mode, Placement, load_config, to_toml
 from paceline.core.params import SamplingParams
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -19,6 +19,13 @@ _ENGINE_OPTIONS = [
     click.option("--model", help='"embedded", a directory, a GGUF file or a Hugging Face name.'),
     click.option("--draft", help='"ngram", "none", or a model.'),
     click.option("--num-speculative-tokens", type=int, metavar="N", help="Guesses per step."),
+    click.option("--placement", type=click.Choice(get_args(Placement)), help="Where draft and target run."),
+    click.option("--mode", type=click.Choice(get_args(Mode)), help="How they work together."),
+    click.option("--growth", type=click.Choice(get_args(Growth)), help="How a draft model's tree grows."),
+    click.option("--target-devices", metavar="LIST", help="Cores or devices, as 0-3 or 0-3/4-7."),
+    click.option("--draft-devices", metavar="LIST", help="The same, of a drafter in its own process."),
+    click.option("--draft-address", metavar="TCP", help="tcp://HOST:PORT of `paceline draft`."),
+    click.option("--draft-key-file", metavar="FILE", help="The key it was started with."),
     click.option("--dtype", type=click.Choice(get_args(Dtype)), help="How weights are held and multiplied."),
     click.option("--draft-dtype", type=click.Choice(get_args(Dtype)), help="The same, of a draft model."),
     click.option(

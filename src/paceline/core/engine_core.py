@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength
+from paceline.core.draft_lane import DraftLane, DraftPolicy
+from paceline.core.drafting import FixedLength
+from paceline.core.kv_ledger import KVLedger
 from paceline.core.placement import Placement, SerialPlacement
-from paceline.core.prefix_cache import PrefixCache
 from paceline.core.request import FinishReason, Phase, Request
 from paceline.core.scheduler import Limits, Scheduler, Share
-from paceline.core.slots import SlotPool
 from paceline.core.stats import SpeculationStats
 from paceline.core.stopping import cut
-from paceline.core.token_tree import TokenTree
 from paceline.core.work import (
-    AdvanceDrafts,
     Announcement,
     DraftDone,
+    DrafterJoined,
     DrafterLost,
-    DraftItem,
     Event,
-    GrowDrafts,
-    Proposal,
+    NodesDrafted,
     Release,
     RequestAborted,
     RequestArrived,
@@ -31,6 +28,7 @@ from paceline.core.work import (
     TargetItem,
     TokenLogprobs,
     Verdict,
+    WaitOver,
     Work,
     WorkLost,
 )
@@ -44,8 +42,8 @@ class CoreConfig:
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
-    drafter: DrafterNeeds | None = None
-    draft_length: DraftLength = field(default_factory=lambda: FixedLength(0))
+    drafting: DraftPolicy = field(default_factory=lambda: DraftPolicy(None, FixedLength(0)))
+    placement: Placement = field(default_factory=SerialPlacement)
 
 
 class EngineCore:
@@ -55,37 +53,39 @@ class EngineCore:
     request never outlives it: slots of a request in flight return to the pool only when its step is done.
     """
 
-    def __init__(self, config: CoreConfig, placement: Placement | None = None) -> None:
+    def __init__(self, config: CoreConfig) -> None:
         self.config = config
-        self.pool = SlotPool(config.limits.num_slots)
-        self.cache = PrefixCache(self.pool, enabled=config.prefix_cache)
-        self.scheduler = Scheduler(config.limits, self.pool, self.cache)
+        self.ledger = KVLedger(config.limits.num_slots, prefix_cache=config.prefix_cache)
+        self.scheduler = Scheduler(config.limits, self.ledger)
+        self.drafts = DraftLane(config.drafting, config.vocab_size, self.scheduler)
         self.requests: dict[str, Request] = {}
         self.speculation = SpeculationStats()
-        self.drafter_lost: str | None = None
-        self._placement = placement or SerialPlacement()
         self._outputs: list[RequestDelta] = []
         self._released: list[str] = []
         self._shares: dict[str, Share] | None = None
-        self._drafting: dict[str, tuple[Request, DraftItem]] | None = None
         self._step = 0
-        self._round = 0
 
     def handle(self, event: Event, now: float) -> list[Work]:
         match event:
             case StepDone():
                 self._on_step_done(event, now)
+            case NodesDrafted():
+                self.drafts.on_nodes(event, self.requests)
             case DraftDone():
-                self._on_draft_done(event)
+                self.drafts.on_done(event, self.requests)
             case RequestArrived():
                 self._on_arrival(event, now)
             case RequestAborted():
                 self._on_abort(event)
             case DrafterLost():
-                self._on_drafter_lost(event)
+                self.drafts.on_lost(event.reason, self.requests.values())
+            case DrafterJoined():
+                self.drafts.on_joined()
             case WorkLost():
                 self._on_work_lost(event)
-        return self._next_work()
+            case WaitOver():
+                pass  # what it was waited for is looked at again below
+        return self._next_work(now)
 
     def take_outputs(self) -> list[RequestDelta]:
         outputs, self._outputs = self._outputs, []
@@ -97,7 +97,7 @@ class EngineCore:
 
     @property
     def draft_busy(self) -> bool:
-        return self._drafting is not None
+        return self.drafts.busy
 
     @property
     def target_busy(self) -> bool:
@@ -138,54 +138,18 @@ class EngineCore:
         if request is not None:
             self._end(request, FinishReason.ABORT)
 
-    def _on_drafter_lost(self, event: DrafterLost) -> None:
-        """Plain decoding from here on: same output, no guesses."""
-        self.drafter_lost = event.reason
-        self._drafting = None
-
     def _on_work_lost(self, event: WorkLost) -> None:
         """Ends the running requests: nothing that the lost work may have left behind is relied on."""
-        shares, self._shares, self._drafting = self._shares or {}, None, None
+        shares, self._shares = self._shares or {}, None
+        self.drafts.on_work_lost()
         for share in shares.values():
             share.request.in_flight = False
-            self.pool.release(share.tree_slots)
+            self.ledger.pool.release(share.tree_slots)
         for request in list(self.scheduler.running):
             if request.ended is None:
                 self._end(request, FinishReason.ERROR, event.reason, engine_fault=True)
             else:
                 self._drop(request)
-
-    def _on_draft_done(self, event: DraftDone) -> None:
-        if self._drafting is None or event.round != self._round:
-            return  # an answer to a round that was given up: dropped, never applied
-        asked, self._drafting = self._drafting, None
-        # A request that ended meanwhile may have a successor of the same id: it was not asked for.
-        current = {name: pair for name, pair in asked.items() if self.requests.get(name) is pair[0]}
-        for proposal in event.proposals:
-            request, item = current.get(proposal.request_id, (None, None))
-            if request is None or item is None or proposal.num_tokens != len(request.tokens):
-                continue
-            request.proposal = self._checked(request, item, proposal)
-        for request, _ in current.values():
-            if request.proposal is None:
-                request.proposal = TokenTree()
-
-    def _checked(self, request: Request, item: DraftItem, proposal: Proposal) -> TokenTree:
-        """The proposal as a tree within the bounds asked for; an invalid one costs only its own guesses."""
-        try:
-            tokens, scores = proposal.tokens, proposal.scores or (0.0,) * len(proposal.tokens)
-            valid = (
-                proposal.error is None
-                and all(type(token) is int and 0 <= token < self.config.vocab_size for token in tokens)
-                and all(score <= 0.0 for score in scores)  # false for NaN
-            )
-            tree = TokenTree.build(tokens, proposal.parents, scores) if valid else None
-        except (ValueError, TypeError):
-            tree = None
-        if tree is None:
-            request.speculation.num_failed_drafts += 1
-            return TokenTree()
-        return tree.select(item.max_nodes, item.max_depth)
 
     def _on_step_done(self, event: StepDone, now: float) -> None:
         if self._shares is None or event.step != self._step:
@@ -202,7 +166,7 @@ class EngineCore:
         request.num_mirrored = request.num_computed
         request.proposal = None
         path = [share.tree_slots[node] for node in verdict.path] if verdict is not None else []
-        self.pool.release(slot for slot in share.tree_slots if slot not in path)
+        self.ledger.pool.release(slot for slot in share.tree_slots if slot not in path)
         request.slots.extend(path)
         if request.ended is not None:  # aborted while in flight
             self._drop(request)
@@ -230,6 +194,7 @@ class EngineCore:
         elif request.num_cached_slots < request.num_prompt:
             self.scheduler.share_prefix(request, min(request.num_prompt, request.num_computed))
         tokens, logprobs = verdict.tokens[:kept], verdict.logprobs[:kept]
+        self.drafts.on_commit(request, tokens, decoding=not prefilled)
         if reason is None:
             self._emit(RequestDelta(request.request_id, tokens, logprobs))
         else:
@@ -265,96 +230,49 @@ class EngineCore:
 
     # ------------------------------------------------------------ work
 
-    def _next_work(self) -> list[Work]:
+    def _next_work(self, now: float) -> list[Work]:
         work: list[Work] = []
         if not self.target_busy:
             self.scheduler.admit()
-        work.extend(self._placement.next_work(self))
+        work.extend(self.config.placement.next_work(self, now))
         if self._released:
             work.insert(0, Release(tuple(self._released)))
             self._released = []
         return work
 
     def plan_drafts(self) -> list[Work]:
-        drafter = self.config.drafter
-        if drafter is None or self.drafter_lost is not None:
-            return []
-        room = self.scheduler.draft_room()
-        items: dict[str, tuple[Request, DraftItem]] = {}
-        for request in self.scheduler.running:
-            if not request.decoding or request.proposal is not None:
-                continue
-            count = self._draft_length(request, drafter, len(room))
-            count = min(count, room[request.request_id])
-            if count > 0:
-                item = self._draft_item(request, count, len(request.tokens))
-                items[request.request_id] = (request, item)
-        if not items:
-            return []
-        self._round += 1
-        self._drafting = items
-        return [GrowDrafts(self._round, tuple(item for _, item in items.values()))]
+        return self.drafts.plan_round()
 
-    def _draft_length(self, request: Request, drafter: DrafterNeeds, batch_size: int) -> int:
-        count = self.config.draft_length.wanted(batch_size)
-        if request.params.num_speculative_tokens is not None:
-            count = request.params.num_speculative_tokens
-        if drafter.context_length is not None:
-            count = min(count, drafter.context_length - len(request.tokens))
-        return count
+    def follow_drafts(self) -> list[Work]:
+        return self.drafts.follow()
 
-    def _draft_item(self, request: Request, count: int, upto: int) -> DraftItem:
-        announcement = None
-        start = request.num_drafter_tokens
-        if start == 0:
-            announcement = Announcement(request.num_prompt, request.params)
-        request.num_drafter_tokens = upto
-        return DraftItem(
-            request.request_id, start, tuple(request.tokens[start:upto]), count, count, announcement
-        )
+    def propose(self) -> None:
+        self.drafts.propose()
 
-    def plan_target(self) -> list[Work]:
-        shares = self.scheduler.schedule()
+    def plan_target(self, *, follow_prefill: bool) -> list[Work]:
+        shares = self.scheduler.schedule() or self._without_the_stuck()
         if not shares:
-            return self._fail_the_stuck()
+            return []
         self._step += 1
         self._shares = {share.request.request_id: share for share in shares}
-        advances = []
-        items = []
+        follow = self.drafts.follow_prefill(shares) if follow_prefill else []
         for share in shares:
             share.request.in_flight = True
-            if self._wants_advance(share):
-                upto = share.request.num_computed + share.length
-                advances.append(self._draft_item(share.request, 0, upto))
-            items.append(self._target_item(share))
-        work: list[Work] = [RunTarget(self._step, tuple(items))]
-        if advances:
-            work.append(AdvanceDrafts(tuple(advances)))
-        return work
+        return [RunTarget(self._step, tuple(map(self._target_item, shares))), *follow]
 
-    def _fail_the_stuck(self) -> list[Work]:
+    def _without_the_stuck(self) -> list[Share]:
         """A request that runs alone and still finds no slot can never go on: only that one ends."""
-        if self.scheduler.running:
-            request = self.scheduler.running[0]
+        shares: list[Share] = []
+        while self.scheduler.running and not shares:
             self._end(
-                request,
+                self.scheduler.running[0],
                 FinishReason.ERROR,
                 f"the KV cache holds {self.config.limits.num_slots} tokens and this request needs more: "
                 "give the cache more slots or lower max_tokens.",
             )
             self.scheduler.admit()
-            return self._placement.next_work(self)
-        return []
-
-    def _wants_advance(self, share: Share) -> bool:
-        drafter = self.config.drafter
-        request = share.request
-        if drafter is None or self.drafter_lost is not None or not drafter.ingests_prompts:
-            return False
-        batch_size = len(self.scheduler.running)
-        if request.decoding or self._draft_length(request, drafter, batch_size) <= 0:
-            return False
-        return request.num_computed + share.length > request.num_drafter_tokens
+            shares = self.scheduler.schedule()
+        return shares
 
     def _target_item(self, share: Share) -> TargetItem:
         request = share.request

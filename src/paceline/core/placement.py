@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.work import Work
@@ -20,19 +21,43 @@ class Lanes(Protocol):
         """A draft round for the requests that decode and have no proposal yet; empty if none wants one."""
         ...
 
-    def plan_target(self) -> list[Work]:
-        """The next target pass; empty when no request can take part."""
+    def follow_drafts(self) -> list[Work]:
+        """Tells a drafter that works ahead what it has not seen."""
+        ...
+
+    def propose(self) -> None:
+        """Lets the requests that decode have the best guesses there are at this moment."""
+        ...
+
+    def plan_target(self, *, follow_prefill: bool) -> list[Work]:
+        """The next target pass; empty when no request can take part. follow_prefill: tell the drafter of
+        the chunks of prompts in it."""
         ...
 
 
 class Placement(Protocol):
-    def next_work(self, lanes: Lanes) -> list[Work]: ...
+    def next_work(self, lanes: Lanes, now: float) -> list[Work]: ...
 
 
+@dataclass(frozen=True, slots=True)
 class SerialPlacement:
-    """Draft, then verify, in turn."""
+    """Draft, then verify, in turn. A drafter that works ahead may do so while the target is busy, and then
+    answers from what it has: SwiftSpec as published, which meets once per round (Algorithm 1)."""
 
-    def next_work(self, lanes: Lanes) -> list[Work]:
+    def next_work(self, lanes: Lanes, now: float) -> list[Work]:  # noqa: ARG002 - waits for answers only
         if lanes.draft_busy or lanes.target_busy:
             return []
-        return lanes.plan_drafts() or lanes.plan_target()
+        return lanes.plan_drafts() or lanes.plan_target(follow_prefill=True)
+
+
+@dataclass(frozen=True, slots=True)
+class OverlappedPlacement:
+    """Draft and target at the same time: the target takes what guesses there are the moment it is free, and
+    the drafter learns of the verdict meanwhile. Nothing waits for the drafter."""
+
+    def next_work(self, lanes: Lanes, now: float) -> list[Work]:  # noqa: ARG002
+        work = lanes.follow_drafts()
+        if not lanes.target_busy:
+            lanes.propose()
+            work += lanes.plan_target(follow_prefill=False)
+        return work

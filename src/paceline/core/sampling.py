@@ -45,6 +45,35 @@ def choose(
     return token
 
 
+def candidates(
+    logits: Logits,
+    params: SamplingParams,
+    tokens: Sequence[int],
+    num_prompt: int,
+    eos_token_ids: Sequence[int],
+    count: int,
+) -> tuple[list[int], list[float]]:
+    """The `count` tokens that `choose` would prefer after `tokens`, best first, with a log-probability each:
+    the exact one of a greedy request, else among those returned, given the noise. Fewer where masks leave
+    fewer.
+
+    Raises Unsampleable when the logits are not finite.
+    """
+    check_finite(logits)
+    scores = processed(logits, params, tokens, num_prompt, eos_token_ids)
+    if not params.greedy:
+        scores += gumbel_noise(params.seed or 0, len(tokens), len(scores))
+    count = min(count, len(scores))
+    best = np.argpartition(-scores, count - 1)[:count]
+    best = best[np.lexsort((best, -scores[best]))]
+    best = best[scores[best] > -np.inf]
+    if not len(best):
+        return [], []
+    among = (scores if params.greedy else scores[best]).astype(np.float64)
+    total = float(np.log(np.exp(among - scores[best[0]]).sum()))
+    return best.tolist(), [min(0.0, float(scores[token] - scores[best[0]]) - total) for token in best]
+
+
 def check_finite(logits: Logits) -> None:
     """-inf is a mask and allowed; NaN and +inf are a broken model. Raises Unsampleable."""
     top = logits.max()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from paceline.core.prefix_cache import PrefixCache
+from paceline.core.kv_ledger import KVLedger
 from paceline.core.request import FinishReason, Phase, Request
-from paceline.core.slots import SlotPool
 from paceline.core.token_tree import TokenTree
 
 MIN_CHUNK = 16
@@ -44,12 +43,11 @@ class Scheduler:
     """Tables: `waiting` (no slots, oldest first, preempted ones at the front) and `running` (a row and
     slots, oldest first). A request in neither is finished and owns nothing."""
 
-    def __init__(self, limits: Limits, pool: SlotPool, cache: PrefixCache) -> None:
+    def __init__(self, limits: Limits, ledger: KVLedger) -> None:
         self.limits = limits
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self._pool = pool
-        self._cache = cache
+        self._ledger = ledger
         self._rows = list(range(limits.max_num_seqs - 1, -1, -1))
 
     # ------------------------------------------------------------ entering and leaving
@@ -65,11 +63,10 @@ class Scheduler:
         while self.waiting and self._rows and self._fits(self.waiting[0]):
             request = self.waiting.popleft()
             # The last token is always computed anew: its logits are wanted.
-            node, slots = self._cache.match(request.tokens[:-1])
-            request.cache_node, request.slots = node, slots
-            request.num_cached_slots = request.num_computed = len(slots)
+            self._ledger.open(request, request.tokens[:-1])
+            request.num_computed = len(request.slots)
             if request.prefix_hit is None:
-                request.prefix_hit = len(slots)
+                request.prefix_hit = len(request.slots)
             request.row = self._rows.pop()
             request.num_mirrored, request.announced = 0, False
             request.phase = Phase.RUNNING
@@ -81,7 +78,7 @@ class Scheduler:
         if not self.running:
             return True
         promised = sum(other.num_uncomputed for other in self.running)
-        return self._pool.num_free + self._cache.num_evictable >= promised + len(request.tokens) + 1
+        return self._ledger.num_available >= promised + len(request.tokens) + 1
 
     def leave(self, request: Request) -> None:
         """Takes a request off either table; what it computed stays in the prefix cache for others."""
@@ -103,41 +100,22 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _give_back(self, request: Request, num_shared: int) -> None:
-        assert request.cache_node is not None
-        self.share_prefix(request, num_shared)
-        self._cache.unlock(request.cache_node)
-        self._pool.release(request.slots[max(request.num_cached_slots, request.num_forgotten) :])
+        self._ledger.close(request, request.tokens, num_shared)
         self._rows.append(request.row)
-        request.row, request.slots, request.cache_node = -1, [], None
-        request.num_cached_slots = request.num_computed = request.num_mirrored = request.num_forgotten = 0
+        request.row = -1
+        request.num_computed = request.num_mirrored = 0
         request.proposal = None
 
     def share_prefix(self, request: Request, length: int) -> None:
-        """Hands the first `length` computed tokens over to the prefix cache, unless some are forgotten."""
-        if length <= request.num_cached_slots or request.num_forgotten:
-            return
-        assert request.cache_node is not None
+        """Hands the first `length` computed tokens over to the prefix cache, for others to use."""
         held = request.num_cached_slots
-        node, slots, owned = self._cache.insert(
-            request.tokens[:length], request.slots[:length], request.cache_node, held
-        )
-        if slots != request.slots[:length]:
-            request.slots[:length] = slots
+        if self._ledger.share(request, request.tokens, length):
             request.num_mirrored = min(request.num_mirrored, held)
-        request.cache_node, request.num_cached_slots = node, owned
 
     def forget_unseen(self, request: Request) -> None:
-        """Lets go of what lies behind the attention window of every token to come: own slots return to the
-        pool, a cached prefix may be evicted once none of it is seen."""
-        unseen = request.num_computed + 1 - self.limits.attention_window
-        if not self.limits.attention_window or unseen <= max(request.num_forgotten, request.num_cached_slots):
-            return
-        self._pool.release(request.slots[max(request.num_forgotten, request.num_cached_slots) : unseen])
-        if request.num_cached_slots:
-            assert request.cache_node is not None
-            self._cache.unlock(request.cache_node)
-            request.cache_node, request.num_cached_slots = self._cache.match(())[0], 0
-        request.num_forgotten = unseen
+        """Lets go of what lies behind the attention window of every token to come."""
+        if self.limits.attention_window:
+            self._ledger.forget(request, request.num_computed + 1 - self.limits.attention_window)
 
     # ------------------------------------------------------------ one pass
 
@@ -198,30 +176,22 @@ class Scheduler:
         tree = request.proposal or TokenTree()
         tree = tree.select(max_nodes, request.tokens_left(self.limits.context_length) - 1)
         missing = request.num_computed + length - len(request.slots)
-        slots = self._take(missing + len(tree))
+        slots = self._ledger.take(missing + len(tree))
         if slots is None and len(tree):
-            tree = tree.select(max(0, self._available() - missing), len(tree))
-            slots = self._take(missing + len(tree))
+            tree = tree.select(max(0, self._ledger.num_available - missing), len(tree))
+            slots = self._ledger.take(missing + len(tree))
         while slots is None:
             victim = self._youngest_after(request, planned)
             if victim is None:
                 break
             self.preempt(victim)
-            slots = self._take(missing + len(tree))
+            slots = self._ledger.take(missing + len(tree))
         if slots is None:
             if not planned and self.running != [request]:
                 self.preempt(request)
             return None
         request.slots.extend(slots[:missing])
         return Share(request, length, tree, slots[missing:])
-
-    def _available(self) -> int:
-        return self._pool.num_free + self._cache.num_evictable
-
-    def _take(self, count: int) -> list[int] | None:
-        if count > self._pool.num_free:
-            self._cache.evict(count - self._pool.num_free)
-        return self._pool.allocate(count)
 
     def _youngest_after(self, request: Request, planned: dict[str, Share]) -> Request | None:
         for other in reversed(self.running):

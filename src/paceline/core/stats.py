@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
+
+from paceline.core.token_tree import Landing
 
 
 @dataclass(slots=True)
@@ -13,6 +16,8 @@ class SpeculationStats:
     verified at least one guess.  num_draft_tokens: guesses verified.  num_accepted_tokens: guesses that
     became output (after truncation by a stop or length limit).  accepted_by_depth[d]: drafts whose
     accepted path reached depth d + 1.  num_failed_drafts: proposals dropped as invalid.
+    num_drafted_nodes: guesses made, verified or not.  num_hits, num_leaf_hits, num_misses: where the bonus
+    token fell in the tree of a drafter that works ahead (`core.token_tree.Landing`).
     """
 
     num_steps: int = 0
@@ -21,6 +26,10 @@ class SpeculationStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_failed_drafts: int = 0
+    num_drafted_nodes: int = 0
+    num_hits: int = 0
+    num_leaf_hits: int = 0
+    num_misses: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
 
     def count_step(self, num_draft: int, num_accepted: int, num_emitted: int) -> None:
@@ -36,17 +45,17 @@ class SpeculationStats:
         for depth in range(num_accepted):
             self.accepted_by_depth[depth] += 1
 
+    def count_landing(self, landing: Landing) -> None:
+        self.num_hits += landing is Landing.HIT
+        self.num_leaf_hits += landing is Landing.LEAF_HIT
+        self.num_misses += landing is Landing.MISS
+
     def add(self, other: SpeculationStats) -> None:
-        self.num_steps += other.num_steps
-        self.num_emitted_tokens += other.num_emitted_tokens
-        self.num_drafts += other.num_drafts
-        self.num_draft_tokens += other.num_draft_tokens
-        self.num_accepted_tokens += other.num_accepted_tokens
-        self.num_failed_drafts += other.num_failed_drafts
-        missing = len(other.accepted_by_depth) - len(self.accepted_by_depth)
-        self.accepted_by_depth.extend([0] * max(missing, 0))
-        for depth, count in enumerate(other.accepted_by_depth):
-            self.accepted_by_depth[depth] += count
+        for each in fields(self):
+            if each.name != "accepted_by_depth":
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        pairs = zip_longest(self.accepted_by_depth, other.accepted_by_depth, fillvalue=0)
+        self.accepted_by_depth = [mine + others for mine, others in pairs]
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
 
 ROOT = -1
 """The committed token the guesses hang below. It is no node: it has no index in the tree's lists."""
+
+
+class Landing(StrEnum):
+    """Where the bonus token fell: on a node with guesses below it, on one without, outside the tree."""
+
+    HIT = "hit"
+    LEAF_HIT = "leaf hit"
+    MISS = "miss"
 
 
 class TokenTree:
@@ -17,7 +26,7 @@ class TokenTree:
     sum of the scores on its path: never above its parent's, so best-first selection stays connected.
     """
 
-    __slots__ = ("_children", "depths", "parents", "scores", "tokens", "values")
+    __slots__ = ("_below", "_children", "depths", "parents", "scores", "tokens", "values")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -26,6 +35,7 @@ class TokenTree:
         self.scores: list[float] = []
         self.values: list[float] = []
         self._children: dict[tuple[int, int], int] = {}
+        self._below: list[list[int]] = [[]]  # of the root first, then of each node
 
     @classmethod
     def build(
@@ -71,36 +81,71 @@ class TokenTree:
         self.scores.append(score)
         self.values.append(value)
         self._children[parent, token] = node
+        self._below[parent + 1].append(node)
+        self._below.append([])
         return node
 
     def child(self, parent: int, token: int) -> int | None:
         return self._children.get((parent, token))
 
-    def path(self, node: int) -> list[int]:
-        """Nodes from the root's child down to `node`; empty for the root."""
+    def children(self, node: int) -> list[int]:
+        """Nodes directly below `node` (ROOT included), in the order of their making."""
+        return self._below[node + 1]
+
+    def path(self, node: int, root: int = ROOT) -> list[int]:
+        """Nodes from below `root`, an ancestor, down to `node`; empty for `root` itself."""
         nodes = []
-        while node != ROOT:
+        while node != root:
             nodes.append(node)
             node = self.parents[node]
         return nodes[::-1]
 
-    def select(self, max_nodes: int, max_depth: int) -> TokenTree:
-        """The best `max_nodes` nodes by value no deeper than `max_depth`, connected by construction.
+    def value(self, node: int) -> float:
+        return self.values[node] if node != ROOT else 0.0
 
-        Ties go to the node made earlier. Nodes keep their relative order.
+    def depth(self, node: int) -> int:
+        return self.depths[node] if node != ROOT else 0
+
+    def best_below(self, root: int, max_nodes: int, max_depth: int) -> list[int]:
+        """The best nodes below `root` by value, best first, at most `max_depth` levels below it.
+
+        Ties go to the node made earlier. Value never rises along a path, so what is taken is connected.
         """
-        if len(self) <= max_nodes and (not self.depths or max(self.depths) <= max_depth):
+        best: list[int] = []
+        deepest = self.depth(root) + max_depth
+        heap = [(-self.values[node], node) for node in self.children(root)] if max_depth > 0 else []
+        heapq.heapify(heap)
+        while heap and len(best) < max_nodes:
+            node = heapq.heappop(heap)[1]
+            best.append(node)
+            if self.depths[node] < deepest:
+                for below in self.children(node):
+                    heapq.heappush(heap, (-self.values[below], below))
+        return best
+
+    def select(self, max_nodes: int, max_depth: int, root: int = ROOT) -> TokenTree:
+        """The best `max_nodes` nodes below `root` by value, no deeper than `max_depth` below it, as a tree
+        of its own; connected by construction. Ties go to the node made earlier; the order is kept."""
+        if root == ROOT and len(self) <= max_nodes and (not self.depths or max(self.depths) <= max_depth):
             return self
-        shallow = [node for node in range(len(self)) if self.depths[node] <= max_depth]
-        # Value never rises along a path and ties prefer the earlier node: a parent precedes its child.
-        best = heapq.nsmallest(max(max_nodes, 0), shallow, key=lambda node: (-self.values[node], node))
-        kept = sorted(best)
-        place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
-        return TokenTree.build(
-            [self.tokens[node] for node in kept],
-            [place[self.parents[node]] for node in kept],
-            [self.scores[node] for node in kept],
-        )
+        return self.subtree(sorted(self.best_below(root, max_nodes, max_depth)), root)[0]
+
+    def rerooted(self, root: int) -> tuple[TokenTree, dict[int, int]]:
+        """What hangs below `root`, and where each of its nodes is now: the others are gone."""
+        alive, kept = {root}, []
+        for node in range(root + 1, len(self.tokens)):
+            if self.parents[node] in alive:
+                alive.add(node)
+                kept.append(node)
+        return self.subtree(kept, root)
+
+    def subtree(self, kept: Sequence[int], root: int = ROOT) -> tuple[TokenTree, dict[int, int]]:
+        """The nodes `kept` below `root`, ascending, each with its parent, as a tree; and where each is."""
+        tree, place = TokenTree(), {root: ROOT}
+        for node in kept:
+            place[node] = tree.add(place[self.parents[node]], self.tokens[node], self.scores[node])
+        del place[root]
+        return tree, place
 
     def walk(self, target_token: Callable[[int], int | None]) -> tuple[list[int], list[int]]:
         """Verification: follow the target's own tokens down the tree.

@@ -171,8 +171,8 @@ class DraftItem:
     tokens: tuple[int, ...]
     max_nodes: int
     max_depth: int
-    generation: int = 0
     announcement: Announcement | None = None
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Asks for a `WaitOver` at the time `at` (of the clock of `EngineCore.handle`); a later one replaces it."""
+    """Asks for a `WaitOver` at the time `at` of the clock that `handle` is told; a later one replaces it."""
 
     at: float
 

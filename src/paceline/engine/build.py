@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from queue import SimpleQueue
+from typing import Any
 
 from paceline.config import Config
+from paceline.core.draft_lane import DraftPolicy
 from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize, LengthWithinPass
 from paceline.core.engine_core import CoreConfig, EngineCore
+from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
-from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.tree_drafter import TreeDrafter
+from paceline.engine.device_groups import DeviceGroup, groups_of
+from paceline.engine.disaggregated import DisaggregatedExecutor
+from paceline.engine.draft_group import DraftGroup, Patience
+from paceline.engine.draft_host import DraftHost, LocalHost, RemoteHost
+from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
 from paceline.engine.engine import About, Engine
-from paceline.engine.executor import LocalExecutor
-from paceline.engine.machine import Precision, free_memory, num_threads, resolve_device, resolve_precision
+from paceline.engine.executor import Executor, LocalExecutor
+from paceline.engine.machine import Precision, resolve_device, resolve_precision
+from paceline.engine.model_setup import ModelSetup, limits_of
+from paceline.engine.modes import Mode, growth_rule, mode_of
 from paceline.engine.replay import EventLog
-from paceline.errors import ConfigError, KernelError, shown
-from paceline.execution.graphs import GraphedDecoder
-from paceline.execution.model_runner import Decoder, ModelRunner
+from paceline.errors import ConfigError, shown
 from paceline.execution.target import TargetExecutor
-from paceline.kernels.kv_cache import KVCache
 from paceline.loading import LoadedModel, check_same_vocabulary, load
-from paceline.models.native_decoder import NativeDecoder
-from paceline.models.torch_decoder import TorchDecoder
 
-logger = logging.getLogger(__name__)
-
-_KV_SHARE_OF_MEMORY = 0.25
-_USUAL_DRAFT_LENGTH = 5
+_USUAL_CHAIN, _USUAL_TREE = 5, 7
 _CHEAP_PASS_TOKENS = {"cpu": 8, "cuda": 128}
 """Where a pass stops being bound by reading the weights. CPU: measured, see docs/benchmarks.md. CUDA: from
 the ratio of arithmetic to bandwidth of current devices, not measured."""
@@ -47,50 +49,100 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class _Packed:
-    """A model ready to run, but for its KV cache."""
+class _Draft:
+    """The drafter, here or in a process of its own; neither = there is none."""
 
-    model: LoadedModel
-    decoder: Decoder
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        spec = self.model.spec
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self.decoder.kv_dtype.itemsize
+    needs: DrafterNeeds | None = None
+    drafter: Drafter | None = None
+    group: DraftGroup | None = None
 
 
 def build(config: Config, *, drafter: Drafter | None = None, record: Path | None = None) -> Built:
     """Loads the models and wires everything. drafter: one of the caller's own, instead of the configured.
 
-    Raises ConfigError, ModelError or KernelError.
+    Raises ConfigError, ModelError, KernelError or EngineError.
     """
     started = time.perf_counter()
-    if drafter is not None:
-        _check_own_drafter(drafter)
+    mode = mode_of(config)
+    separate = mode.separate or config.groups.placement == "disaggregated"
+    _check_draft(config, drafter, separate=separate)
     device = resolve_device(config)
     precision = resolve_precision(config.dtype, device)
     model = load(config.model)
-    target = _Packed(model, _decoder(model, precision, device, config))
-    draft = _draft_model(config, model, device) if drafter is None else None
-    limits = _limits(config, [target, draft] if draft else [target], device)
-    if drafter is None:
-        drafter = _drafter(config, model, draft, limits, device)
+    target_group, draft_group = groups_of(config, device, separate=separate)
+    target = ModelSetup(model, precision, device, target_group, config.exact)
+    drafts = mode.name != "autoregressive" and (drafter is not None or config.speculation.draft != "none")
+    draft_model = None
+    if drafts and drafter is None and not config.groups.draft_address:
+        draft_model = _draft_setup(config, model, device, draft_group)
+    per_token = target.kv_bytes_per_token + (draft_model.kv_bytes_per_token if draft_model else 0)
+    limits = limits_of(config, model, per_token, device)
+    runner = target.runner(limits, limits.context_length)
+    events: SimpleQueue[Any] = SimpleQueue()
+    draft = _Draft()
+    if drafts and separate:
+        draft = _separate_draft(config, mode, model, limits, draft_group, events)
+    elif drafts:
+        own = drafter or _drafter(
+            config, mode, draft_model, limits, device, model.vocab_size, model.eos_token_ids
+        )
+        draft = _Draft(own.needs, own)
     core_config = CoreConfig(
         limits=limits,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.scheduler.prefix_cache,
-        drafter=drafter.needs if drafter is not None else None,
-        draft_length=_draft_length(config, device),
+        drafting=DraftPolicy(draft.needs, _draft_length(config, mode, device), _lookup(config, mode)),
+        placement=OverlappedPlacement() if mode.overlapped else SerialPlacement(),
     )
-    runner = _runner(target.decoder, limits, limits.context_length, device)
-    executor = LocalExecutor(TargetExecutor(runner, model.eos_token_ids), drafter)
+    target_executor = TargetExecutor(runner, model.eos_token_ids)
+    executor: Executor
+    if separate:
+        executor = DisaggregatedExecutor(target_executor, draft.group, events)
+    else:
+        executor = LocalExecutor(target_executor, draft.drafter)
     log = EventLog(record, core_config) if record is not None else None
-    name = drafter.needs.name if drafter is not None else "none"
-    about = About(model.name, name, time.perf_counter() - started)
-    return Built(
-        Engine(EngineCore(core_config), executor, model.tokenizer, about, log), model, precision, device
+    about = About(
+        model.name, draft.needs.name if draft.needs is not None else "none", time.perf_counter() - started
     )
+    engine = Engine(EngineCore(core_config), executor, model.tokenizer, about, log)
+    return Built(engine, model, precision, device)
+
+
+def build_drafter(spec: DraftGroupSpec) -> Drafter:
+    """The drafter of a draft group, in the group's own process. Raises as `build` does."""
+    config = spec.config
+    device = resolve_device(config)
+    draft = None
+    if config.speculation.draft not in ("ngram", "none"):
+        precision = resolve_precision(config.speculation.draft_dtype, device)
+        _, group = groups_of(config, device, separate=True)
+        draft = ModelSetup(load(config.speculation.draft), precision, device, group, config.exact)
+    return _drafter(
+        config, mode_of(config), draft, spec.limits, device, spec.target_vocab_size, spec.eos_token_ids
+    )
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _check_draft(config: Config, drafter: object | None, *, separate: bool) -> None:
+    if drafter is not None:
+        _check_own_drafter(drafter)
+        if separate:
+            raise ConfigError(
+                "draft is an object of this process, and groups.placement wants the drafter in another: give "
+                "a name, or choose placement = serial."
+            )
+    if config.groups.draft_address and not separate:
+        raise ConfigError(
+            "groups.draft_address is set but the drafter runs in the target's process: choose placement = "
+            "disaggregated, or leave it out."
+        )
+    if bool(config.groups.draft_address) != bool(config.groups.draft_key_file):
+        raise ConfigError(
+            "groups.draft_address and groups.draft_key_file belong together: give both, or neither."
+        )
 
 
 def _check_own_drafter(drafter: object) -> None:
@@ -107,95 +159,84 @@ def _check_own_drafter(drafter: object) -> None:
         )
 
 
-def _limits(config: Config, packed: list[_Packed], device: str) -> Limits:
-    """packed: the target, and the draft model if there is one; each gets a slot per token of KV."""
-    model = packed[0].model
-    scheduler = config.scheduler
-    context = _context_length(config, model)
-    per_token = sum(each.kv_bytes_per_token for each in packed)
-    affordable = int(free_memory(device) * _KV_SHARE_OF_MEMORY) // per_token
-    wanted = min(scheduler.max_num_seqs * context, max(affordable, scheduler.max_batch_tokens))
-    return Limits(
-        context_length=context,
-        num_slots=scheduler.kv_tokens or wanted,
-        max_num_seqs=scheduler.max_num_seqs,
-        max_batch_tokens=scheduler.max_batch_tokens,
-        attention_window=_attention_window(model),
-    )
+# ---------------------------------------------------------------- drafters
 
 
-def _context_length(config: Config, model: LoadedModel) -> int:
-    asked = config.scheduler.context_length
-    if asked > model.context_length:
-        raise ConfigError(
-            f"scheduler.context_length is {asked} but {model.name} was made for {model.context_length} "
-            "tokens: lower it."
-        )
-    return asked or model.context_length
-
-
-def _attention_window(model: LoadedModel) -> int:
-    """The widest window of any layer, 0 when some layer sees everything."""
-    windows = [layer.window for layer in model.spec.layers]
-    return max(windows) if all(windows) else 0
-
-
-def _decoder(model: LoadedModel, precision: Precision, device: str, config: Config) -> Decoder:
-    if device == "cpu":
-        try:
-            return NativeDecoder(
-                model.spec, model.weights, dtype=precision, threads=num_threads(config.threads)
-            )
-        except KernelError as error:
-            if precision == "int8":
-                raise KernelError(f"{error} int8 weights need them: choose dtype = float32.") from error
-            logger.warning("%s Falling back to plain torch, which is several times slower.", error)
-        torch.set_num_threads(num_threads(config.threads))
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
-    decoder = TorchDecoder(model.spec, model.weights, dtype=dtype, device=device, exact=config.exact)
-    # Rounding slot counts up changes shapes, and with them bits: exact passes are never recorded.
-    return GraphedDecoder(decoder) if device == "cuda" and not config.exact else decoder
-
-
-def _runner(decoder: Decoder, limits: Limits, context: int, device: str) -> ModelRunner:
-    spec = decoder.spec
-    kv = KVCache(
-        spec.num_layers, limits.num_slots, spec.num_kv_heads, spec.head_dim, decoder.kv_dtype, device
-    )
-    return ModelRunner(decoder, kv, num_rows=limits.max_num_seqs, context_length=context)
-
-
-def _draft_model(config: Config, target: LoadedModel, device: str) -> _Packed | None:
+def _draft_setup(config: Config, target: LoadedModel, device: str, group: DeviceGroup) -> ModelSetup | None:
     """The configured draft model, if the drafter is one."""
     if config.speculation.draft in ("none", "ngram"):
         return None
     draft = load(config.speculation.draft)
     check_same_vocabulary(target.tokenizer, draft.tokenizer)
     precision = resolve_precision(config.speculation.draft_dtype, device)
-    return _Packed(draft, _decoder(draft, precision, device, config))
+    return ModelSetup(draft, precision, device, group, config.exact)
 
 
 def _drafter(
-    config: Config, model: LoadedModel, draft: _Packed | None, limits: Limits, device: str
-) -> Drafter | None:
-    if draft is not None:
-        context = min(limits.context_length, draft.model.context_length)
-        return DraftModelDrafter(
-            _runner(draft.decoder, limits, context, device),
-            target_vocab_size=model.vocab_size,
-            eos_token_ids=model.eos_token_ids,
-            num_slots=limits.num_slots,
-            max_batch_tokens=limits.max_batch_tokens,
-        )
-    if config.speculation.draft == "ngram":
+    config: Config,
+    mode: Mode,
+    draft: ModelSetup | None,
+    limits: Limits,
+    device: str,
+    target_vocab_size: int,
+    eos_token_ids: Sequence[int],
+) -> Drafter:
+    if draft is None:
         return NgramDrafter(config.speculation.prompt_lookup_min, config.speculation.prompt_lookup_max)
-    return None
+    context = min(limits.context_length, draft.model.context_length)
+    candidates = DraftModel(
+        draft.runner(limits, context),
+        target_vocab_size=target_vocab_size,
+        eos_token_ids=eos_token_ids,
+        num_slots=limits.num_slots,
+        chunk_tokens=limits.max_batch_tokens,
+    )
+    length = _draft_length(config, mode, device)
+    rule = growth_rule(mode, config.tree, max(length.wanted(size) for size in range(1, 17)))
+    return TreeDrafter(candidates, rule, keep_tree=mode.keep_tree, top_up=mode.top_up)
 
 
-def _draft_length(config: Config, device: str) -> DraftLength:
+def _separate_draft(
+    config: Config,
+    mode: Mode,
+    model: LoadedModel,
+    limits: Limits,
+    group: DeviceGroup,
+    events: SimpleQueue[Any],
+) -> _Draft:
+    settings = config.groups
+    spec = DraftGroupSpec(
+        config=config,
+        limits=limits,
+        target_vocab_size=model.vocab_size,
+        eos_token_ids=tuple(model.eos_token_ids),
+        vocabulary=fingerprint(model.tokenizer.vocabulary()) if settings.draft_address else "",
+        ahead=mode.ahead,
+        ahead_passes=config.tree.tree_passes or 4,
+        cores=group.cores,
+        threads=group.threads,
+    )
+    host: DraftHost
+    if settings.draft_address:
+        host = RemoteHost(settings.draft_address, Path(settings.draft_key_file))
+    else:
+        host = LocalHost("paceline.engine.build:build_drafter", group.cores)
+    draft_group = DraftGroup(spec, host, events, Patience(silence_s=settings.draft_timeout))
+    return _Draft(draft_group.start(), group=draft_group)
+
+
+def _draft_length(config: Config, mode: Mode, device: str) -> DraftLength:
     speculation = config.speculation
     if speculation.length_by_batch_size:
         return LengthByBatchSize(speculation.length_by_batch_size)
     if speculation.num_speculative_tokens is not None:
         return FixedLength(speculation.num_speculative_tokens)
-    return LengthWithinPass(_USUAL_DRAFT_LENGTH, _CHEAP_PASS_TOKENS[device])
+    usual = _USUAL_CHAIN if mode.growth == "chain" else _USUAL_TREE
+    return LengthWithinPass(usual, _CHEAP_PASS_TOKENS[device])
+
+
+def _lookup(config: Config, mode: Mode) -> tuple[int, int] | None:
+    """Whether a request's own text fills up what the drafter leaves open."""
+    if not mode.overlapped:
+        return None
+    return config.speculation.prompt_lookup_min, config.speculation.prompt_lookup_max

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,6 @@ from paceline.core.engine_core import EngineCore
 from paceline.core.params import SamplingParams
 from paceline.core.work import (
     Event,
-    Release,
     RequestAborted,
     RequestArrived,
     RequestDelta,
@@ -24,7 +22,7 @@ from paceline.core.work import (
     Work,
     WorkLost,
 )
-from paceline.engine.executor import LocalExecutor
+from paceline.engine.executor import Executor
 from paceline.engine.outputs import Chunk, RequestOutput, Timing, Usage
 from paceline.engine.replay import EventLog
 from paceline.engine.text import TextOutput
@@ -56,12 +54,12 @@ class OpenRequest:
 
 
 class Engine:
-    """`step` runs one piece of work and returns what became certain, by request id."""
+    """`step` waits for one thing to happen and returns what became certain, by request id."""
 
     def __init__(
         self,
         core: EngineCore,
-        executor: LocalExecutor,
+        executor: Executor,
         tokenizer: Tokenizer,
         about: About,
         log: EventLog | None = None,
@@ -71,13 +69,12 @@ class Engine:
         self._executor = executor
         self._tokenizer = tokenizer
         self._log = log
-        self._pending: deque[Work] = deque()
         self._requests: dict[str, OpenRequest] = {}
         self._ready: list[tuple[str, Chunk]] = []
 
     @property
     def idle(self) -> bool:
-        return not self._pending and not self._ready
+        return self._executor.idle and not self._ready
 
     def add(self, request_id: str, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
         text = TextOutput(self._tokenizer, params)
@@ -88,32 +85,31 @@ class Engine:
         self._feed(RequestAborted(request_id))
 
     def step(self) -> list[tuple[str, Chunk]]:
-        if self._pending:
-            work = self._pending.popleft()
-            try:
-                event = self._executor.run(work)
-                if isinstance(event, StepDone):
-                    event = self._with_stops(event)
-            except Exception as error:
-                logger.exception("a step failed; the requests that were running end with an error")
-                event = self._lose(work, error)
-            except BaseException as error:  # Ctrl-C is the caller's, but the engine stays usable
-                self._feed(self._lose(work, error))
-                raise
-            if event is not None:
-                self._feed(event)
+        try:
+            event = self._executor.poll()
+            if isinstance(event, StepDone):
+                event = self._with_stops(event)
+        except Exception as error:
+            logger.exception("a step failed; the requests that were running end with an error")
+            event = self._lose(error)
+        except BaseException as error:  # Ctrl-C is the caller's, but the engine stays usable
+            self._feed(self._lose(error))
+            raise
+        if event is not None:
+            self._feed(event)
         ready, self._ready = self._ready, []
         return ready
 
-    def _lose(self, work: Work, error: BaseException) -> WorkLost:
+    def _lose(self, error: BaseException) -> WorkLost:
         """The requests that run end with what is queued for them; later ones are served."""
-        self._pending = deque(item for item in (work, *self._pending) if isinstance(item, Release))
+        self._executor.forget_queued()
         return WorkLost(f"a step failed: {type(error).__name__}: {error}")
 
     def _feed(self, event: Event) -> None:
         now = time.perf_counter()
         work = self.core.handle(event, now)
-        self._pending.extend(work)
+        for item in work:
+            self._executor.submit(item)
         self._ready.extend(self._chunk(delta) for delta in self.core.take_outputs())
         self._record(now, event, work)
 
@@ -130,6 +126,7 @@ class Engine:
             self._log = None
 
     def close(self) -> None:
+        self._executor.close()
         log, self._log = self._log, None
         if log is not None:
             try:

@@ -1,8 +1,11 @@
-"""Runs the core's work in this process."""
+"""What does the core's work, and the plain way of doing it: in this process, one thing after the other."""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
+from typing import Protocol
 
 from paceline.core.work import (
     AdvanceDrafts,
@@ -13,6 +16,8 @@ from paceline.core.work import (
     Proposal,
     Release,
     RunTarget,
+    WaitOver,
+    WaitUntil,
     Work,
 )
 from paceline.drafters.base import Drafter, plain
@@ -21,19 +26,75 @@ from paceline.execution.target import TargetExecutor
 logger = logging.getLogger(__name__)
 
 
+class Executor(Protocol):
+    """Where work is done. What it answers comes in an order of its own, one event at a time."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing submitted is still to be done or to be answered."""
+        ...
+
+    def submit(self, work: Work) -> None:
+        """Takes work on; returns at once."""
+        ...
+
+    def poll(self) -> Event | None:
+        """The next event, waited for if work is under way that will be answered; else None.
+
+        Raises what a part of the work raised.
+        """
+        ...
+
+    def forget_queued(self) -> None:
+        """Drops work that has not begun, but for releases."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class LocalExecutor:
-    """Target and drafter in turn on the calling thread."""
+    """Target and drafter in turn on the calling thread, inside `poll`."""
 
     def __init__(self, target: TargetExecutor, drafter: Drafter | None) -> None:
         self._target = target
         self._drafter = drafter
+        self._queue: deque[Work] = deque()
 
-    def run(self, work: Work) -> Event | None:
+    @property
+    def idle(self) -> bool:
+        return not self._queue
+
+    def submit(self, work: Work) -> None:
+        self._queue.append(work)
+
+    def poll(self) -> Event | None:
+        event = None
+        while self._queue and event is None:
+            work = self._queue.popleft()
+            try:
+                event = self._run(work)
+            except BaseException:
+                if isinstance(work, Release):
+                    self._queue.appendleft(work)
+                raise
+        return event
+
+    def forget_queued(self) -> None:
+        self._queue = deque(work for work in self._queue if isinstance(work, Release))
+
+    def close(self) -> None:
+        self._queue.clear()
+
+    def _run(self, work: Work) -> Event | None:
         """The event that answers `work`, if it is of a kind that is answered."""
-        if isinstance(work, RunTarget):
-            return self._target.run(work)
-        if isinstance(work, Release):
-            self._target.release(work.request_ids)
+        match work:
+            case RunTarget():
+                return self._target.run(work)
+            case WaitUntil():
+                time.sleep(max(0.0, work.at - time.perf_counter()))
+                return WaitOver()
+            case Release():
+                self._target.release(work.request_ids)
         return self._run_drafter(work)
 
     def _run_drafter(self, work: GrowDrafts | AdvanceDrafts | Release) -> Event | None:

@@ -10,13 +10,15 @@ from typing import Any
 import msgspec
 
 from paceline.core import work as messages
-from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize, LengthWithinPass
+from paceline.core.draft_lane import DraftPolicy
+from paceline.core.drafting import DrafterNeeds, FixedLength, LengthByBatchSize, LengthWithinPass
 from paceline.core.engine_core import CoreConfig, EngineCore
+from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.scheduler import Limits
 from paceline.core.work import Event, Work
 from paceline.errors import EngineError
 
-FORMAT = 1
+FORMAT = 2
 
 
 class EventLog:
@@ -113,32 +115,48 @@ def _untagged(entry: dict[str, Any]) -> Any:
     return msgspec.convert(entry, kind, strict=False)
 
 
-_LENGTHS: dict[str, type[DraftLength]] = {
-    kind.__name__: kind for kind in (FixedLength, LengthWithinPass, LengthByBatchSize)
+_CHOICES: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (FixedLength, LengthWithinPass, LengthByBatchSize, SerialPlacement, OverlappedPlacement)
 }
+"""The policies that have a written form."""
+
+
+def _named(choice: object) -> dict[str, Any]:
+    name = type(choice).__name__
+    if name not in _CHOICES:
+        raise EngineError(f"a run with {name} cannot be recorded: it has no written form.")
+    return {"type": name, **msgspec.to_builtins(choice)}
+
+
+def _chosen(entry: dict[str, Any]) -> Any:
+    return msgspec.convert(entry, _CHOICES[entry.pop("type")])
 
 
 def _config_to_json(config: CoreConfig) -> dict[str, Any]:
-    length = config.draft_length
-    if type(length).__name__ not in _LENGTHS:
-        raise EngineError(f"a run with {type(length).__name__} cannot be recorded: it has no written form.")
     return {
         "limits": msgspec.to_builtins(config.limits),
         "vocab_size": config.vocab_size,
         "eos_token_ids": config.eos_token_ids,
         "prefix_cache": config.prefix_cache,
-        "drafter": msgspec.to_builtins(config.drafter),
-        "draft_length": {"type": type(length).__name__, **msgspec.to_builtins(length)},
+        "drafter": msgspec.to_builtins(config.drafting.drafter),
+        "length": _named(config.drafting.length),
+        "lookup": config.drafting.lookup,
+        "placement": _named(config.placement),
     }
 
 
 def _config_from_json(entry: dict[str, Any]) -> CoreConfig:
-    length = entry["draft_length"]
+    lookup = entry["lookup"]
     return CoreConfig(
         limits=msgspec.convert(entry["limits"], Limits),
         vocab_size=entry["vocab_size"],
         eos_token_ids=tuple(entry["eos_token_ids"]),
         prefix_cache=entry["prefix_cache"],
-        drafter=msgspec.convert(entry["drafter"], DrafterNeeds | None),
-        draft_length=msgspec.convert(length, _LENGTHS[length.pop("type")]),
+        drafting=DraftPolicy(
+            msgspec.convert(entry["drafter"], DrafterNeeds | None),
+            _chosen(entry["length"]),
+            tuple(lookup) if lookup is not None else None,
+        ),
+        placement=_chosen(entry["placement"]),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -14,8 +15,11 @@ from paceline.kernels.batch import IntArray, TokenBatch
 class Segment:
     """One sequence's part of a pass: known tokens at `start ..` and guesses below the last of them.
 
-    The slots of the known tokens are in the row of the slot tables; each guess brings its own.
-    wanted: whether the logits of the last known token and of every guess are computed, in that order.
+    The slots of the known tokens are in the row of the slot tables. tree_paths: for each guess the slots of
+    its ancestors in the tree and its own; an ancestor was computed by an earlier pass or comes before it in
+    this one. With no known tokens the guesses hang below position `start - 1`.
+    wanted: whether the logits of the last known token, if any, and of every guess are computed, in that
+    order.
     """
 
     row: int
@@ -23,8 +27,7 @@ class Segment:
     tokens: Sequence[int]
     wanted: bool
     tree_tokens: Sequence[int] = ()
-    tree_parents: Sequence[int] = ()
-    tree_slots: Sequence[int] = ()
+    tree_paths: Sequence[Sequence[int]] = ()
 
 
 class SlotTables:
@@ -57,12 +60,15 @@ def build_batch(segments: Sequence[Segment], tables: SlotTables) -> TokenBatch:
         at += known
         if segment.tree_tokens:
             below = slice(at, at + len(segment.tree_tokens))
-            starts, lengths = _paths(segment, path_slots)
-            tokens[below], slots[below] = segment.tree_tokens, segment.tree_slots
-            prefix_len[below], path_start[below], path_len[below] = end, starts, lengths
+            tokens[below], slots[below] = segment.tree_tokens, [path[-1] for path in segment.tree_paths]
+            lengths = [len(path) for path in segment.tree_paths]
+            prefix_len[below], path_len[below] = end, lengths
+            path_start[below] = list(accumulate(lengths[:-1], initial=len(path_slots)))
             positions[below] = path_len[below] + (end - 1)
+            for path in segment.tree_paths:
+                path_slots.extend(path)
         if segment.wanted:
-            logit_rows.extend(range(at - 1, at + len(segment.tree_tokens)))
+            logit_rows.extend(range(at - 1 if known else at, at + len(segment.tree_tokens)))
         at += len(segment.tree_tokens)
     return TokenBatch(
         tokens=tokens,
@@ -78,14 +84,9 @@ def build_batch(segments: Sequence[Segment], tables: SlotTables) -> TokenBatch:
     )
 
 
-def _paths(segment: Segment, flat: list[int]) -> tuple[list[int], list[int]]:
-    """Appends every guess's own path (ancestors and itself) to `flat`; returns starts and lengths."""
-    paths: list[list[int]] = []
-    starts, lengths = [], []
-    for parent, slot in zip(segment.tree_parents, segment.tree_slots, strict=True):
-        path = [*(paths[parent] if parent >= 0 else ()), slot]
-        paths.append(path)
-        starts.append(len(flat))
-        lengths.append(len(path))
-        flat.extend(path)
-    return starts, lengths
+def tree_paths(parents: Sequence[int], slots: Sequence[int]) -> list[tuple[int, ...]]:
+    """`Segment.tree_paths` of a tree whose nodes all take part in the pass. parents: -1 = the root."""
+    paths: list[tuple[int, ...]] = []
+    for parent, slot in zip(parents, slots, strict=True):
+        paths.append((*paths[parent], slot) if parent >= 0 else (slot,))
+    return paths

@@ -9,7 +9,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.sampling import Unsampleable, logprobs_of
 from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import RunTarget, StepDone, TargetItem, TokenLogprobs, Verdict
-from paceline.execution.forward_batch import Segment
+from paceline.execution.forward_batch import Segment, tree_paths
 from paceline.execution.model_runner import ModelRunner
 from paceline.execution.sampler import Row, SampledRows
 
@@ -91,6 +91,5 @@ class TargetExecutor:
 
 
 def _segment(item: TargetItem) -> Segment:
-    return Segment(
-        item.row, item.start, item.tokens, item.sample, item.tree_tokens, item.tree_parents, item.tree_slots
-    )
+    paths = tree_paths(item.tree_parents, item.tree_slots)
+    return Segment(item.row, item.start, item.tokens, item.sample, item.tree_tokens, paths)

@@ -1,0 +1,236 @@
+"""The core's side of the drafter: what it has been told, what is asked of it, what it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from paceline.core.drafting import DrafterNeeds, DraftLength
+from paceline.core.mirror import DraftMirror
+from paceline.core.request import Request
+from paceline.core.scheduler import Scheduler, Share
+from paceline.core.text_index import IndexedText
+from paceline.core.token_tree import TokenTree
+from paceline.core.work import (
+    AdvanceDrafts,
+    Announcement,
+    DraftDone,
+    DraftItem,
+    GrowDrafts,
+    NodesDrafted,
+    Proposal,
+    Work,
+)
+
+_SWEEP_NODES = 256
+"""A mirror of more nodes is swept when the next ones arrive, which is while the target is busy."""
+_LOOKUP_SCORE = -0.7
+"""Log-probability of a token that only the request's own text suggests: about one in two."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPolicy:
+    """drafter: what it declares, None = there is none.  length: guesses verified per request and pass.
+    lookup: shortest and longest n-gram by which a request's own text fills up what the drafter left open,
+    None = it does not."""
+
+    drafter: DrafterNeeds | None
+    length: DraftLength
+    lookup: tuple[int, int] | None = None
+
+
+class DraftLane:
+    """Every request is in one of three states: not announced (`num_drafter_tokens` is 0), followed, or, after
+    the drafter was lost, not announced again."""
+
+    def __init__(self, policy: DraftPolicy, vocab_size: int, scheduler: Scheduler) -> None:
+        self.lost: str | None = None
+        self._policy = policy
+        self._vocab_size = vocab_size
+        self._scheduler = scheduler
+        self._asked: dict[str, tuple[Request, DraftItem]] | None = None
+        self._round = 0
+        self._generation = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round of guesses was asked for and has not come."""
+        return self._asked is not None
+
+    @property
+    def _drafter(self) -> DrafterNeeds | None:
+        return self._policy.drafter if self.lost is None else None
+
+    # ------------------------------------------------------------ events
+
+    def on_done(self, event: DraftDone, requests: Mapping[str, Request]) -> None:
+        if self._asked is None or event.round != self._round:
+            return  # an answer to a round that was given up: dropped, never applied
+        asked, self._asked = self._asked, None
+        # A request that ended meanwhile may have a successor of the same id: it was not asked for.
+        current = {name: pair for name, pair in asked.items() if requests.get(name) is pair[0]}
+        for proposal in event.proposals:
+            request, item = current.get(proposal.request_id, (None, None))
+            if request is None or item is None or proposal.num_tokens != len(request.tokens):
+                continue
+            request.proposal = self._checked(request, item, proposal)
+        for request, _ in current.values():
+            if request.proposal is None:
+                request.proposal = TokenTree()
+
+    def _checked(self, request: Request, item: DraftItem, proposal: Proposal) -> TokenTree:
+        """The proposal as a tree within the bounds asked for; an invalid one costs only its own guesses."""
+        try:
+            tokens, scores = proposal.tokens, proposal.scores or (0.0,) * len(proposal.tokens)
+            valid = (
+                proposal.error is None
+                and all(type(token) is int and 0 <= token < self._vocab_size for token in tokens)
+                and all(score <= 0.0 for score in scores)  # false for NaN
+            )
+            tree = TokenTree.build(tokens, proposal.parents, scores) if valid else None
+        except (ValueError, TypeError):
+            tree = None
+        if tree is None:
+            request.speculation.num_failed_drafts += 1
+            return TokenTree()
+        request.speculation.num_drafted_nodes += len(tree)
+        return tree.select(item.max_nodes, item.max_depth)
+
+    def on_nodes(self, event: NodesDrafted, requests: Mapping[str, Request]) -> None:
+        for nodes in event.grown:
+            request = requests.get(nodes.request_id)
+            mirror = request.mirror if request is not None else None
+            if request is None or mirror is None or mirror.generation != nodes.generation:
+                continue  # of a request that ended, or of the drafter's life before it was lost
+            if len(mirror.tree) > _SWEEP_NODES:
+                mirror.sweep()
+            try:
+                mirror.extend(nodes, self._vocab_size)
+            except (ValueError, TypeError):
+                request.speculation.num_failed_drafts += 1
+            else:
+                request.speculation.num_drafted_nodes += len(nodes.tokens)
+
+    def on_lost(self, reason: str, requests: Iterable[Request]) -> None:
+        """Plain decoding from here on: same output, no guesses."""
+        self.lost, self._asked = reason, None
+        for request in requests:
+            request.num_drafter_tokens, request.mirror = 0, None
+
+    def on_joined(self) -> None:
+        self.lost = None
+
+    def on_work_lost(self) -> None:
+        self._asked = None
+
+    def on_commit(self, request: Request, tokens: tuple[int, ...], *, decoding: bool) -> None:
+        if request.mirror is not None:
+            landing = request.mirror.commit(tokens)
+            if decoding:
+                request.speculation.count_landing(landing)
+
+    # ------------------------------------------------------------ in turn with the target
+
+    def plan_round(self) -> list[Work]:
+        """Asks for guesses for every decoding request that has none."""
+        if self._drafter is None:
+            return []
+        room = self._scheduler.draft_room()
+        asked: dict[str, tuple[Request, DraftItem]] = {}
+        for request in self._scheduler.running:
+            if not request.decoding or request.proposal is not None:
+                continue
+            count = min(self._wanted(request, len(room)), room[request.request_id])
+            if count > 0:
+                asked[request.request_id] = (request, self._item(request, count, count, len(request.tokens)))
+        if not asked:
+            return []
+        self._round += 1
+        self._asked = asked
+        return [GrowDrafts(self._round, tuple(item for _, item in asked.values()))]
+
+    def follow_prefill(self, shares: Iterable[Share]) -> list[Work]:
+        """Keeps a drafter that reads prompts in step with those chunks of them that the target computes."""
+        if self._drafter is None or not self._drafter.ingests_prompts:
+            return []
+        batch_size = len(self._scheduler.running)
+        items = []
+        for share in shares:
+            request, upto = share.request, share.request.num_computed + share.length
+            if request.decoding or upto <= request.num_drafter_tokens:
+                continue
+            if self._wanted(request, batch_size) > 0:
+                items.append(self._item(request, 0, 0, upto))
+        return [AdvanceDrafts(tuple(items))] if items else []
+
+    def _wanted(self, request: Request, batch_size: int) -> int:
+        """Guesses to verify for `request` in a pass that so many requests share."""
+        drafter = self._policy.drafter
+        count = self._policy.length.wanted(batch_size)
+        if request.params.num_speculative_tokens is not None:
+            count = request.params.num_speculative_tokens
+        if drafter is not None and drafter.context_length is not None:
+            count = min(count, drafter.context_length - len(request.tokens))
+        return count
+
+    def _item(self, request: Request, max_nodes: int, max_depth: int, upto: int) -> DraftItem:
+        """What the drafter has not seen of the first `upto` tokens."""
+        start, announcement = request.num_drafter_tokens, None
+        if start == 0:
+            self._generation += 1
+            request.drafter_generation = self._generation
+            announcement = Announcement(request.num_prompt, request.params)
+        request.num_drafter_tokens = upto
+        return DraftItem(
+            request.request_id,
+            start,
+            tuple(request.tokens[start:upto]),
+            max_nodes,
+            max_depth,
+            announcement,
+            request.drafter_generation,
+        )
+
+    # ------------------------------------------------------------ at the same time as the target
+
+    def follow(self) -> list[Work]:
+        """Tells a drafter that works ahead every token it has not seen; it goes on below the last."""
+        if self._drafter is None:
+            return []
+        context = self._scheduler.limits.context_length
+        batch_size = len(self._scheduler.running)
+        items = []
+        for request in self._scheduler.running:
+            if request.num_drafter_tokens == len(request.tokens) or self._wanted(request, batch_size) <= 0:
+                continue
+            # Below the last token of a prompt it may start before the target has read it.
+            depth = max(request.tokens_left(context) - 1, 0)
+            item = self._item(request, depth, depth, len(request.tokens))
+            if item.announcement is not None:
+                request.mirror = DraftMirror(item.generation, len(request.tokens))
+            items.append(item)
+        return [AdvanceDrafts(tuple(items))] if items else []
+
+    def propose(self) -> None:
+        """Gives every decoding request the best nodes there are below its root, at this moment."""
+        room = self._scheduler.draft_room()
+        for request in self._scheduler.running:
+            if not request.decoding:
+                continue
+            count = min(self._wanted(request, len(room)), room[request.request_id])
+            request.proposal = self._best(request, count) if count > 0 else None
+
+    def _best(self, request: Request, count: int) -> TokenTree | None:
+        mirror = request.mirror
+        if self._policy.lookup is not None:
+            if request.text is None:
+                request.text = IndexedText(*self._policy.lookup)
+            request.text.extend(request.tokens[len(request.text) :])
+        tree = mirror.select(count, count) if mirror is not None else TokenTree()
+        if len(tree) < count and request.text is not None:
+            chain = request.text.continuation(count)
+            if mirror is not None:
+                mirror.add_chain(chain, _LOOKUP_SCORE)
+                return mirror.select(count, count)
+            tree = TokenTree.chain(chain, [_LOOKUP_SCORE] * len(chain))
+        return tree

@@ -1,0 +1,275 @@
+"""A drafter that keeps a token tree per request and grows it by a rule, whatever computes the candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from paceline.core.drafting import DrafterNeeds
+from paceline.core.growth import DraftTree, GrowthRule
+from paceline.core.params import SamplingParams
+from paceline.core.prefix_cache import CacheNode
+from paceline.core.token_tree import ROOT
+from paceline.core.work import DraftItem, DraftNodes, Proposal
+
+_ANY_DEPTH = 2**30
+
+
+@dataclass(slots=True)
+class DraftSequence:
+    """One request on the drafter's side. tokens: what the target committed, the last of which is the root.
+
+    ahead_depth: how deep the tree may grow while nothing is asked.  numbers: of each node of the tree, as it
+    is streamed. The rest is the model's own: its KV covers `num_held` tokens, by `slots`, and the nodes in
+    `node_slots`.
+    """
+
+    request_id: str
+    generation: int
+    num_prompt: int
+    params: SamplingParams
+    tokens: list[int] = field(default_factory=list)
+    max_nodes: int = 0
+    max_depth: int = 0
+    ahead_depth: int = 0
+    draft: DraftTree = field(default_factory=DraftTree)
+    numbers: list[int] = field(default_factory=list)
+    num_nodes: int = 0
+    row: int = -1
+    num_held: int = 0
+    slots: list[int] = field(default_factory=list)
+    cache_node: CacheNode | None = None
+    num_cached_slots: int = 0
+    num_forgotten: int = 0
+    node_slots: dict[int, int] = field(default_factory=dict)
+    last_use: int = 0
+    # Whether the text holds an id the draft model lacks, such as a padding row of a wider target.
+    foreign: bool = False
+
+    def path_tokens(self, node: int) -> list[int]:
+        tree = self.draft.tree
+        return [tree.tokens[other] for other in tree.path(node)]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A node to expand: ROOT or a node of the sequence's tree."""
+
+    sequence: DraftSequence
+    node: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Next tokens after a leaf, likeliest first, with log-probabilities; none where none can be chosen."""
+
+    tokens: Sequence[int] = ()
+    scores: Sequence[float] = ()
+
+
+class CandidateModel(Protocol):
+    """What computes candidates: a draft model, or something that stands for one."""
+
+    needs: DrafterNeeds
+
+    def problem(self, sequence: DraftSequence) -> str | None:
+        """Why no candidates can be had for this sequence; None = they can."""
+        ...
+
+    def moved(self, sequence: DraftSequence, accepted: Sequence[int], place: dict[int, int]) -> None:
+        """The sequence's tokens and tree have moved on. accepted: nodes of the old tree that are committed
+        now, in order. place: old to new node of what is left; whatever else the model held is dead."""
+        ...
+
+    def advance(self, sequences: Sequence[DraftSequence]) -> bool:
+        """Reads a part of the known tokens before the roots, if any are missing; whether it did."""
+        ...
+
+    def expand(self, leaves: Sequence[Leaf]) -> list[Candidates | None]:
+        """Candidates of each leaf, by one pass. The roots' earlier tokens have been read. None = there is no
+        room for this leaf now."""
+        ...
+
+    def forget(self, sequence: DraftSequence) -> None:
+        """The request is over."""
+        ...
+
+
+class TreeDrafter:
+    """Persistent trees (SwiftSpec, section 3): committing a token keeps what hangs below it, KV included.
+
+    keep_tree: False = start anew after each verdict, as overlapped systems without a tree cache do
+    (PipeInfer, arXiv 2407.11798).  top_up: answer as soon as there are as many nodes as asked for, instead of
+    when the rule is done (SwiftSpec, Algorithm 1).  pass_leaves: most leaves one pass expands, over all
+    requests.  most_nodes: most nodes computed per request, the others being leaves.
+    """
+
+    def __init__(
+        self,
+        model: CandidateModel,
+        rule: GrowthRule,
+        *,
+        keep_tree: bool = True,
+        top_up: bool = False,
+        pass_leaves: int = 64,
+        most_nodes: int = 128,
+    ) -> None:
+        self.needs = model.needs
+        self._model = model
+        self._rule = rule
+        self._keep_tree = keep_tree
+        self._top_up = top_up
+        self._pass_leaves = pass_leaves
+        self._most_nodes = most_nodes
+        self._sequences: dict[str, DraftSequence] = {}
+        self._clock = 0
+
+    # ------------------------------------------------------------ the drafter's protocol
+
+    def grow(self, items: Sequence[DraftItem]) -> list[Proposal]:
+        asked = [self._take_in(item, _ANY_DEPTH) for item in items]
+        problems = {sequence.request_id: self._model.problem(sequence) for sequence in asked}
+        able = [sequence for sequence in asked if problems[sequence.request_id] is None]
+        while self._model.advance(able):
+            pass
+        going = able
+        while going:
+            going = [sequence for sequence in going if not (self._top_up and self._enough(sequence))]
+            grown = self._expand({sequence.request_id: sequence.max_depth for sequence in going})
+            going = [sequence for sequence in going if sequence.request_id in grown]
+        return [self._proposal(sequence, problems[sequence.request_id]) for sequence in asked]
+
+    def advance(self, items: Sequence[DraftItem]) -> None:
+        """Where nothing may grow yet the tokens are computed at once, so that no later pass is a long one."""
+        told = [self._take_in(item, item.max_depth) for item in items]
+        quiet = [
+            sequence for sequence in told if not sequence.max_nodes and not self._model.problem(sequence)
+        ]
+        while self._model.advance(quiet):
+            pass
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            sequence = self._sequences.pop(request_id, None)
+            if sequence is not None:
+                self._model.forget(sequence)
+
+    def work_ahead(self) -> list[DraftNodes] | None:
+        able = [sequence for sequence in self._sequences.values() if self._model.problem(sequence) is None]
+        if self._model.advance(able):
+            return []
+        grown = self._expand({each.request_id: each.ahead_depth for each in able if each.max_nodes > 0})
+        return list(grown.values()) or None
+
+    # ------------------------------------------------------------ committed tokens
+
+    def _take_in(self, item: DraftItem, ahead_depth: int) -> DraftSequence:
+        if item.announcement is not None:
+            self.release([item.request_id])
+            told = item.announcement
+            self._sequences[item.request_id] = DraftSequence(
+                item.request_id, item.generation, told.num_prompt, told.params
+            )
+        sequence = self._sequences[item.request_id]
+        sequence.max_nodes, sequence.max_depth = item.max_nodes, item.max_depth
+        sequence.ahead_depth = ahead_depth
+        self._clock += 1
+        sequence.last_use = self._clock
+        if item.tokens:
+            self._commit(sequence, item.tokens)
+        return sequence
+
+    def _commit(self, sequence: DraftSequence, tokens: Sequence[int]) -> None:
+        """Walks the tree along the new tokens and keeps what hangs below the last of them."""
+        draft, node, path = sequence.draft, ROOT, []
+        for token in tokens:
+            if node in draft.expanded:
+                self._rule.learn(draft, node, token)
+            below = draft.tree.child(node, token)
+            if below is None:
+                break
+            path.append(below)
+            node = below
+        if len(path) == len(tokens) and not self._keep_tree:
+            path.pop()  # its candidates go with the tree, and are computed with it anew
+        sequence.tokens.extend(tokens)
+        if len(path) == len(tokens):
+            sequence.draft, place = draft.rerooted(node)
+            kept = sorted(place.items(), key=lambda pair: pair[1])[1:]
+            sequence.numbers = [sequence.numbers[old] for old, _ in kept]
+        else:
+            sequence.draft, place, sequence.numbers = DraftTree(), {}, []
+        self._model.moved(sequence, [node for node in path if node in draft.expanded], place)
+
+    # ------------------------------------------------------------ growth
+
+    def _enough(self, sequence: DraftSequence) -> bool:
+        return len(sequence.draft.tree) >= sequence.max_nodes
+
+    def _expand(self, depths: Mapping[str, int]) -> dict[str, DraftNodes]:
+        """One pass over the best leaves of the requests in `depths`, none of whose trees becomes deeper than
+        it says; the new nodes of those that took part."""
+        wanted = [
+            leaf for name, depth in depths.items() for leaf in self._leaves(self._sequences[name], depth)
+        ]
+        # A root comes first, so that a request that lost its tree waits for nobody.
+        wanted.sort(key=lambda leaf: -leaf.sequence.draft.tree.value(leaf.node))
+        leaves = wanted[: self._pass_leaves]
+        first = {leaf.sequence.request_id: leaf.sequence.num_nodes for leaf in leaves}
+        for leaf, found in zip(leaves, self._model.expand(leaves) if leaves else (), strict=True):
+            self._hang(leaf, found)
+        grown = {}
+        for name, start in first.items():
+            self._sequences[name].draft.passes += 1
+            grown[name] = _news(self._sequences[name], start)
+        return grown
+
+    def _leaves(self, sequence: DraftSequence, depth: int) -> list[Leaf]:
+        draft = sequence.draft
+        room = max(0, self._most_nodes - len(draft.expanded))
+        if self.needs.context_length is not None:
+            depth = min(depth, self.needs.context_length - len(sequence.tokens))
+        leaves = self._rule.leaves(draft, depth)[:room]
+        return [Leaf(sequence, leaf, self._rule.breadth(draft.tree.depth(leaf))) for leaf in leaves]
+
+    def _hang(self, leaf: Leaf, found: Candidates | None) -> None:
+        sequence, draft = leaf.sequence, leaf.sequence.draft
+        if found is None or not found.tokens:
+            draft.closed.add(leaf.node)
+        if found is None:
+            return
+        draft.expanded.add(leaf.node)
+        depth = draft.tree.depth(leaf.node) + 1
+        for rank, (token, confidence) in enumerate(zip(found.tokens, found.scores, strict=True)):
+            draft.add(leaf.node, token, confidence, rank, self._rule.score(confidence, rank, depth))
+            sequence.numbers.append(sequence.num_nodes)
+            sequence.num_nodes += 1
+
+    def _proposal(self, sequence: DraftSequence, problem: str | None) -> Proposal:
+        known = len(sequence.tokens)
+        if problem is not None:
+            return Proposal(sequence.request_id, known, error=problem)
+        tree = self._rule.answer(sequence.draft, sequence.max_nodes, sequence.max_depth)
+        return Proposal(
+            sequence.request_id, known, tuple(tree.tokens), tuple(tree.parents), tuple(tree.scores)
+        )
+
+
+def _news(sequence: DraftSequence, first: int) -> DraftNodes:
+    """The nodes numbered from `first` on, as they are streamed."""
+    tree, count = sequence.draft.tree, sequence.num_nodes - first
+    new = range(len(tree) - count, len(tree))
+    root = -len(sequence.tokens)
+    return DraftNodes(
+        request_id=sequence.request_id,
+        generation=sequence.generation,
+        num_tokens=len(sequence.tokens),
+        first=first,
+        tokens=tuple(tree.tokens[node] for node in new),
+        parents=tuple(
+            sequence.numbers[parent] if (parent := tree.parents[node]) != ROOT else root for node in new
+        ),
+        scores=tuple(tree.scores[node] for node in new),
+    )

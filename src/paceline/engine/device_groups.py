@@ -1,0 +1,97 @@
+"""Which processor cores or devices each group gets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from paceline.config import Config
+from paceline.engine.machine import num_threads
+from paceline.errors import ConfigError, shown
+from paceline.execution.parallel import Place
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """The ranks of one model. threads: of a single rank that is not pinned to cores."""
+
+    places: tuple[Place, ...]
+    threads: int
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        return tuple(core for place in self.places for core in place.cores)
+
+
+def parse_devices(text: str, key: str, device: str) -> tuple[Place, ...]:
+    """`0-3/4,5`: a rank with cores 0 to 3 and one with 4 and 5; on CUDA one device number per rank.
+
+    Raises ConfigError that names `key`.
+    """
+    places = []
+    for part in text.split("/"):
+        numbers = _numbers(part, text, key)
+        if device == "cuda":
+            if len(numbers) != 1:
+                raise ConfigError(f"{key} is {shown(text)}: on CUDA each rank has one device, as in 0/1.")
+            places.append(Place(device=f"cuda:{numbers[0]}"))
+        else:
+            _check_cores(numbers, text, key)
+            places.append(Place(tuple(numbers)))
+    taken = [core for place in places for core in place.cores]
+    if len(set(taken)) < len(taken):
+        raise ConfigError(f"{key} is {shown(text)}: two ranks share a core, and would wait for each other.")
+    return tuple(places)
+
+
+def groups_of(config: Config, device: str, *, separate: bool) -> tuple[DeviceGroup, DeviceGroup]:
+    """The target's group and the drafter's. separate: they run at the same time, so that cores which nobody
+    assigned are split: the drafter gets the last one of every four, at least one.
+
+    Raises ConfigError.
+    """
+    settings, threads = config.groups, num_threads(config.threads)
+    target, draft = settings.target_devices, settings.draft_devices
+    if draft and not separate:
+        raise ConfigError(
+            "groups.draft_devices is set but the drafter runs in the target's process: choose placement = "
+            "disaggregated, or leave it out."
+        )
+    if separate and device == "cpu" and not target and not draft and not settings.draft_address:
+        cores = sorted(os.sched_getaffinity(0))[:threads]
+        share = max(1, len(cores) // 4)
+        if len(cores) > 1:
+            return _pinned(cores[:-share]), _pinned(cores[-share:])
+    return _group(target, "groups.target_devices", device, threads), _group(
+        draft, "groups.draft_devices", device, threads
+    )
+
+
+def _group(text: str, key: str, device: str, threads: int) -> DeviceGroup:
+    places = parse_devices(text, key, device) if text else ()
+    cores = sum(len(place.cores) for place in places)
+    return DeviceGroup(places, cores or threads)
+
+
+def _pinned(cores: list[int]) -> DeviceGroup:
+    return DeviceGroup((Place(tuple(cores)),), len(cores))
+
+
+def _numbers(part: str, text: str, key: str) -> list[int]:
+    numbers: list[int] = []
+    for piece in part.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ConfigError(f"{key} is {shown(text)}: write numbers as in 0-3,8 and ranks as in 0-3/4-7.")
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _check_cores(cores: list[int], text: str, key: str) -> None:
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    missing = sorted(set(cores) - usable)
+    if missing:
+        raise ConfigError(
+            f"{key} is {shown(text)}: this process may not use core {missing[0]}; its cores are "
+            f"{', '.join(map(str, sorted(usable)))}."
+        )

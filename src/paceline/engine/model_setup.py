@@ -1,0 +1,120 @@
+"""From a loaded model to one that runs: precision, KV cache, ranks."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from paceline.config import Config
+from paceline.core.scheduler import Limits
+from paceline.engine.device_groups import DeviceGroup
+from paceline.engine.machine import Precision, free_memory
+from paceline.errors import ConfigError, KernelError
+from paceline.execution.graphs import GraphedDecoder
+from paceline.execution.model_runner import Decoder, ModelRunner
+from paceline.execution.parallel import ParallelRunner
+from paceline.kernels.kv_cache import KVCache
+from paceline.loading import LoadedModel
+from paceline.models.native_decoder import NativeDecoder
+from paceline.models.torch_decoder import TorchDecoder
+
+logger = logging.getLogger(__name__)
+
+_KV_SHARE_OF_MEMORY = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """A model and where and how it is to run. device: `cpu` or `cuda`."""
+
+    model: LoadedModel
+    precision: Precision
+    device: str
+    group: DeviceGroup
+    exact: bool = False
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        spec = self.model.spec
+        per_value = 4 if self.precision == "float32" else 2
+        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * per_value
+
+    def runner(self, limits: Limits, context_length: int) -> ModelRunner:
+        """Raises KernelError, ConfigError or EngineError when it cannot run so."""
+        if len(self.group.places) > 1:
+            return self._parallel_runner(limits, context_length)
+        decoder = self._decoder()
+        spec = decoder.spec
+        kv = KVCache(
+            spec.num_layers, limits.num_slots, spec.num_kv_heads, spec.head_dim, decoder.kv_dtype, self._torch
+        )
+        return ModelRunner(decoder, kv, num_rows=limits.max_num_seqs, context_length=context_length)
+
+    @property
+    def _torch(self) -> str:
+        """The device in torch's words."""
+        places = self.group.places
+        return places[0].device if places and self.device == "cuda" else self.device
+
+    def _parallel_runner(self, limits: Limits, context_length: int) -> ModelRunner:
+        return ParallelRunner.start(
+            self.model,
+            self.group.places,
+            dtype=self.precision,
+            num_slots=limits.num_slots,
+            num_rows=limits.max_num_seqs,
+            context_length=context_length,
+            max_batch_tokens=limits.max_batch_tokens,
+            native=self.device == "cpu",
+            exact=self.exact,
+        )
+
+    def _decoder(self) -> Decoder:
+        model, threads, cores = self.model, self.group.threads, self.group.cores
+        if self.device == "cpu":
+            try:
+                return NativeDecoder(
+                    model.spec, model.weights, dtype=self.precision, threads=threads, cores=cores or None
+                )
+            except KernelError as error:
+                if self.precision == "int8":
+                    raise KernelError(f"{error} int8 weights need them: choose dtype = float32.") from error
+                logger.warning("%s Falling back to plain torch, which is several times slower.", error)
+            torch.set_num_threads(threads)
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.precision]
+        decoder = TorchDecoder(model.spec, model.weights, dtype=dtype, device=self._torch, exact=self.exact)
+        # Rounding slot counts up changes shapes, and with them bits: exact passes are never recorded.
+        return GraphedDecoder(decoder) if self.device == "cuda" and not self.exact else decoder
+
+
+def limits_of(config: Config, model: LoadedModel, kv_bytes_per_token: int, device: str) -> Limits:
+    """kv_bytes_per_token: of all models that share the memory, each with a slot per token."""
+    scheduler = config.scheduler
+    context = _context_length(config, model)
+    affordable = int(free_memory(device) * _KV_SHARE_OF_MEMORY) // kv_bytes_per_token
+    wanted = min(scheduler.max_num_seqs * context, max(affordable, scheduler.max_batch_tokens))
+    return Limits(
+        context_length=context,
+        num_slots=scheduler.kv_tokens or wanted,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_batch_tokens=scheduler.max_batch_tokens,
+        attention_window=_attention_window(model),
+    )
+
+
+def _context_length(config: Config, model: LoadedModel) -> int:
+    asked = config.scheduler.context_length
+    if asked > model.context_length:
+        raise ConfigError(
+            f"scheduler.context_length is {asked} but {model.name} was made for {model.context_length} "
+            "tokens: lower it."
+        )
+    return asked or model.context_length
+
+
+def _attention_window(model: LoadedModel) -> int:
+    """The widest window of any layer, 0 when some layer sees everything."""
+    windows = [layer.window for layer in model.spec.layers]
+    return max(windows) if all(windows) else 0
