@@ -86,8 +86,10 @@ class Grown:
 class ToyAhead:
     """Grows one node per request and pass, below what it knows, as an AheadDrafter does."""
 
-    def __init__(self, pause_s: float = 0.0) -> None:
+    def __init__(self, pause_s: float = 0.0, reserve: int = 0) -> None:
+        """reserve: nodes that it grows beyond what is asked."""
         self.needs = DrafterNeeds("toy-ahead")
+        self.reserve = reserve
         self.pause_s = pause_s
         self.passes = 0
         self.texts: dict[str, Grown] = {}
@@ -130,7 +132,7 @@ class ToyAhead:
         grown = [
             self._grow_one(text, name)
             for name, text in self.texts.items()
-            if len(text.tokens) - text.committed < text.bound
+            if len(text.tokens) - text.committed < text.bound + self.reserve
         ]
         return grown or None
 
@@ -248,13 +250,13 @@ def flooding(_: DraftGroupSpec) -> Drafter:
 
 
 class Raising(ToyAhead):
-    """Fails at its fifth call, in its first life as in every other."""
+    """Fails at the fifth message about a request, in its first life as in every other."""
 
     calls = 0
 
     def advance(self, items: Sequence[DraftItem]) -> None:
-        self.calls += 1
-        if self.calls == 5:
+        self.calls += len(items)
+        if self.calls >= 5:
             raise RuntimeError("a hole in the drafter")
         super().advance(items)
 

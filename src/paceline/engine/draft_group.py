@@ -294,10 +294,8 @@ class DraftGroup:
                         raise EngineError(f"{name} has another drafter than before: restart the engine.")
                     return message.needs
             waited = time.perf_counter() - attachment.began
-            if (ended := self._host.ended()) is not None:
-                raise EngineError(f"{name} {ended} before it was ready: see its own messages.")
-            if line.broken is not None:
-                raise EngineError(f"{name} cannot be used: {line.broken}.")
+            if (gone := self._gone(line)) is not None:
+                raise EngineError(f"{name} {gone} before it was ready: see its own messages.")
             if not line.made and waited > self._host.connect_s:
                 raise EngineError(
                     f"{name} cannot be reached: {line.trouble or 'nobody listens there'}. Start `paceline "
@@ -355,14 +353,17 @@ class DraftGroup:
             attachment.ping()
         return None
 
-    def _problem(self, attachment: _Attachment) -> str | None:
-        line = attachment.line
+    def _gone(self, line: Line) -> str | None:
         if line.broken is not None:
             self._closing.wait(_POLL_S)  # a process that ends closes its connections first
         if (ended := self._host.ended()) is not None:
             return ended
-        if line.broken is not None:
-            return f"is gone: {line.broken}"
+        return f"cannot be used: {line.broken}" if line.broken is not None else None
+
+    def _problem(self, attachment: _Attachment) -> str | None:
+        line = attachment.line
+        if (gone := self._gone(line)) is not None:
+            return gone
         limit_s = max(self._patience.silence_s, attachment.allow_s)
         silent_s = time.perf_counter() - line.heard_at
         if silent_s > limit_s:

@@ -103,7 +103,7 @@ class LocalHost:
     def _spawn(self) -> subprocess.Popen[bytes]:
         """The child takes its cores from the thread that starts it, so that every library it loads sees
         only those; its own process group keeps the terminal's Ctrl-C from it."""
-        command = [sys.executable, "-P", "-m", "paceline.engine.draft_worker"]
+        command = [sys.executable, "-P", "-c", "from paceline.engine.draft_worker import main; main()"]
         # As here, and nothing besides: `-P` keeps the working directory out.
         paths = [os.path.abspath(path) for path in sys.path]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

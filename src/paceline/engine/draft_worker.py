@@ -1,7 +1,7 @@
 """The draft worker: a process that keeps a drafter busy for an engine elsewhere.
 
-`python -m paceline.engine.draft_worker` is how an engine starts one on its own machine, with a `Start` on
-standard input, which stays open for as long as the engine lives. `paceline draft` serves one to other hosts.
+`main` is what an engine starts on its own machine, with a `Start` on standard input, which stays open for as
+long as the engine lives. `paceline draft` serves a worker to other hosts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import msgspec
 from paceline import __version__
 from paceline.drafters.base import Drafter
 from paceline.engine.channel import Listener
-from paceline.engine.draft_lane import DraftLane, DraftWork, merged
 from paceline.engine.draft_messages import (
     FOR_WORKER,
     PROTOCOL,
@@ -40,6 +39,7 @@ from paceline.engine.draft_messages import (
     Ready,
     Refused,
 )
+from paceline.engine.draft_service import DraftService, DraftWork, merged
 from paceline.errors import PacelineError
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class Start(msgspec.Struct, frozen=True):
 class _Session:
     """One engine's, from its Hello on."""
 
-    def __init__(self, address: bytes, number: int, engine: int, lane: DraftLane) -> None:
-        self.address, self.number, self.engine, self.lane = address, number, engine, lane
+    def __init__(self, address: bytes, number: int, engine: int, service: DraftService) -> None:
+        self.address, self.number, self.engine, self.service = address, number, engine, service
         self.began = self.heard_at = time.perf_counter()
         self.expected = 0
 
@@ -95,7 +95,7 @@ class DraftWorker:
 
     def turn(self) -> None:
         session = self._session
-        idle = session is None or not session.lane.wants_work
+        idle = session is None or not session.service.wants_work
         frames = self._listener.receive(BEAT_S if idle else 0.0)
         work = self._sort(frames)
         session = self._session
@@ -164,7 +164,7 @@ class DraftWorker:
         try:
             spec = msgspec.msgpack.decode(hello.spec, type=DraftGroupSpec)
             drafter = self._drafter(spec)
-            lane = DraftLane(drafter, spec.ahead, spec.ahead_passes)
+            service = DraftService(drafter, spec.ahead, spec.ahead_passes)
         except PacelineError as error:
             self._refuse(address, number, Refused(type(error).__name__, str(error)))
             return False
@@ -172,7 +172,7 @@ class DraftWorker:
             logger.exception("the drafter cannot be made")
             self._refuse(address, number, Refused("EngineError", f"{type(error).__name__}: {error}"))
             return False
-        self._session = _Session(address, number, hello.engine, lane)
+        self._session = _Session(address, number, hello.engine, service)
         self._send(address, Ready(drafter.needs), number)
         self._beat(self._session)
         return True
@@ -194,12 +194,12 @@ class DraftWorker:
             long = _tokens(message) > _LONG_READ_TOKENS
             if long:
                 self._beat(session, PATIENCE_S)
-            done = session.lane.apply(message)
+            done = session.service.apply(message)
             if done is not None:
                 self._answer(session, done)
             if long:
                 self._beat(session)
-        nodes = session.lane.work_ahead()
+        nodes = session.service.work_ahead()
         if nodes is not None:
             self._answer(session, nodes)
 
@@ -210,11 +210,11 @@ class DraftWorker:
 
     def _beat(self, session: _Session, allow_s: float | None = None) -> None:
         if allow_s is None:
-            slowest = session.lane.slowest_s
+            slowest = session.service.slowest_s
             allow_s = PATIENCE_S if slowest is None else min(10 * slowest, PATIENCE_S)
         self._beat_at = time.perf_counter()
         up_s = self._beat_at - session.began
-        self._answer(session, Beat(allow_s, session.expected, session.lane.busy_s, up_s))
+        self._answer(session, Beat(allow_s, session.expected, session.service.busy_s, up_s))
 
     def _send(self, address: bytes, message: object, number: int) -> bool:
         return self._listener.send(address, self._codec.encode(message, number))
@@ -227,7 +227,7 @@ class DraftWorker:
             self._send(session.address, farewell, session.number)
         if self._built is not None:
             try:
-                session.lane.reset()
+                session.service.reset()
             except Exception:
                 logger.exception("the drafter failed; it is made anew for the next session")
                 self._built = None
@@ -289,7 +289,3 @@ def main() -> None:
     _die_with(start.parent, lambda: shutil.rmtree(start.folder, ignore_errors=True))
     listener = Listener(start.endpoint, start.secret, start.engine_public)
     DraftWorker(listener, _factory(start.factory)).run(threading.Event())
-
-
-if __name__ == "__main__":
-    main()

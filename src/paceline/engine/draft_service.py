@@ -23,7 +23,7 @@ from paceline.engine.draft_messages import AheadMode
 DraftWork = GrowDrafts | AdvanceDrafts | Release
 
 
-class DraftLane:
+class DraftService:
     """Exceptions of the drafter pass through: whoever meets one has lost this drafter."""
 
     def __init__(self, drafter: Drafter, ahead: AheadMode = "off", ahead_passes: int = 0) -> None:
