@@ -247,13 +247,17 @@ def test_a_rank_killed_within_a_pass_ends_it(model: LoadedModel) -> None:
     assert_lost(runner, [own], "SIGKILL", 4)
 
 
-def test_a_rank_that_hangs_ends_the_group(model: LoadedModel) -> None:
+@pytest.mark.parametrize(("backlog", "cause"), [(0, "did not come to a sum"), (3000, "BlockingIOError")])
+def test_a_rank_that_hangs_ends_the_group(model: LoadedModel, backlog: int, cause: str) -> None:
+    """Also when it does not even take what it is sent."""
     before = ranks()
     runner = start(model, timeout_s=1.0)
     (own,) = [process for process in ranks() if process not in before]
     logits_of(runner, PROMPT, 1)
     own.suspend()
-    assert_lost(runner, [own], "did not come to a sum", 5)
+    for _ in range(backlog):
+        runner.tables.write(0, 0, range(200))
+    assert_lost(runner, [own], cause, 5)
 
 
 def test_a_closed_group_says_so(model: LoadedModel) -> None:

@@ -149,6 +149,11 @@ class DecoderHandle:
             self._pointer = None
 
     @property
+    def pointer(self) -> int | None:
+        """The decoder, for other parts of the C interface."""
+        return self._pointer
+
+    @property
     def weight_bytes(self) -> int:
         return int(self._lib.paceline_weight_bytes(self._pointer))
 

@@ -89,7 +89,7 @@ class NativeGroup:
 
     def join(self, handle: DecoderHandle) -> None:
         """Makes the decoder a rank of the group, which must outlive its passes."""
-        self._lib.paceline_decoder_join(handle._pointer, self._pointer)
+        self._lib.paceline_decoder_join(handle.pointer, self._pointer)
 
     def begin(self, number: int) -> None:
         """Says which pass comes next; numbers grow. A rank that fails before it meets the others in a pass
