@@ -46,9 +46,9 @@ class RecordedTables(SlotTables):
 
 
 class ParallelRunner(ModelRunner):
-    """A `ModelRunner` whose passes all ranks of a group run in lockstep, for one thread at a time. `decoder` and
-    `kv` are rank 0's share.
+    """A `ModelRunner` whose passes all ranks of a group run in lockstep, for one thread at a time.
 
+    `decoder` and `kv` are rank 0's share.
     Table writes go out with the next pass, as ids; the other ranks' logits go nowhere. A rank that ends, or
     that keeps rank 0 waiting for longer than `timeout_s`, ends the group: that pass and every later one raise
     the same EngineError, and the processes are gone.
