@@ -102,11 +102,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """The target pass `step` is over. Items that only prefilled have no verdict. seconds: what it took."""
+    """The target pass `step` is over. Items that only prefilled have no verdict. seconds: what it took.
+    ended: when, by the clock of `handle`; 0 = not known."""
 
     step: int
     verdicts: tuple[Verdict, ...]
     seconds: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

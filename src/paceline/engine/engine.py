@@ -11,14 +11,19 @@ from dataclasses import dataclass, field, replace
 from paceline.core.engine_core import EngineCore
 from paceline.core.params import SamplingParams
 from paceline.core.work import (
+    DraftDone,
     Event,
+    GrowDrafts,
+    NodesDrafted,
     RequestAborted,
     RequestArrived,
     RequestDelta,
     RequestSummary,
+    RunTarget,
     StepDone,
     TokenLogprobs,
     Verdict,
+    WaitUntil,
     Work,
     WorkLost,
 )
@@ -26,6 +31,7 @@ from paceline.engine.executor import Executor
 from paceline.engine.outputs import Chunk, RequestOutput, Timing, Usage
 from paceline.engine.replay import EventLog
 from paceline.engine.text import TextOutput
+from paceline.engine.timeline import Timeline
 from paceline.loading.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -66,6 +72,7 @@ class Engine:
     ) -> None:
         self.core = core
         self.about = about
+        self.timeline = Timeline()
         self._executor = executor
         self._tokenizer = tokenizer
         self._log = log
@@ -110,8 +117,22 @@ class Engine:
         work = self.core.handle(event, now)
         for item in work:
             self._executor.submit(item)
+        self._note_time(now, event, work)
         self._ready.extend(self._chunk(delta) for delta in self.core.take_outputs())
         self._record(now, event, work)
+
+    def _note_time(self, now: float, event: Event, work: list[Work]) -> None:
+        match event:
+            case StepDone() if event.seconds:
+                goes_on = any(isinstance(item, RunTarget | GrowDrafts | WaitUntil) for item in work)
+                tokens = sum(max(1, len(verdict.tokens)) for verdict in event.verdicts)
+                self.timeline.target_pass(event.ended - event.seconds, event.ended, tokens, goes_on=goes_on)
+            case DraftDone() if event.seconds:
+                tokens = sum(len(proposal.tokens) for proposal in event.proposals)
+                self.timeline.draft_pass(now - event.seconds, now, tokens)
+            case NodesDrafted() if event.seconds:
+                tokens = sum(len(nodes.tokens) for nodes in event.grown)
+                self.timeline.draft_pass(now - event.seconds, now, tokens)
 
     def _record(self, now: float, event: Event, work: list[Work]) -> None:
         """A log that can no longer be written is given up; the requests go on."""

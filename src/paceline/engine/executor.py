@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from paceline.core.work import (
@@ -16,12 +18,12 @@ from paceline.core.work import (
     Proposal,
     Release,
     RunTarget,
+    StepDone,
     WaitOver,
     WaitUntil,
     Work,
 )
 from paceline.drafters.base import Drafter, plain
-from paceline.execution.target import TargetExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +54,18 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+class Target(Protocol):
+    """What runs target passes. Called from one thread."""
+
+    def run(self, work: RunTarget) -> StepDone: ...
+
+    def release(self, request_ids: Iterable[str]) -> None: ...
+
+
 class LocalExecutor:
     """Target and drafter in turn on the calling thread, inside `poll`."""
 
-    def __init__(self, target: TargetExecutor, drafter: Drafter | None) -> None:
+    def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self._target = target
         self._drafter = drafter
         self._queue: deque[Work] = deque()
@@ -89,7 +99,10 @@ class LocalExecutor:
         """The event that answers `work`, if it is of a kind that is answered."""
         match work:
             case RunTarget():
-                return self._target.run(work)
+                started = time.perf_counter()
+                done = self._target.run(work)
+                ended = time.perf_counter()
+                return replace(done, seconds=ended - started, ended=ended)
             case WaitUntil():
                 time.sleep(max(0.0, work.at - time.perf_counter()))
                 return WaitOver()
@@ -100,13 +113,15 @@ class LocalExecutor:
     def _run_drafter(self, work: GrowDrafts | AdvanceDrafts | Release) -> Event | None:
         if self._drafter is None:
             return None
+        started = time.perf_counter()
         try:
             match work:
                 case GrowDrafts():
                     proposals = tuple(self._drafter.grow(work.items))
                     if not all(isinstance(proposal, Proposal) for proposal in proposals):
                         raise TypeError("grow must return Proposals")
-                    return DraftDone(work.round, tuple(filter(None, map(plain, proposals))))
+                    answer = tuple(filter(None, map(plain, proposals)))
+                    return DraftDone(work.round, answer, time.perf_counter() - started)
                 case AdvanceDrafts():
                     self._drafter.advance(work.items)
                 case Release():
