@@ -16,6 +16,7 @@ from paceline.errors import ConfigError, PacelineError, RequestError
 _COMMANDS = {
     "generate": "Complete one prompt.",
     "chat": "Talk with the model.",
+    "draft": "Draft for an engine on another host.",
     "version": "Print the version.",
 }
 

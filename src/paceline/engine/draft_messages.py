@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -19,6 +20,9 @@ PROTOCOL = 1
 
 MOST_BYTES = 64 * 2**20
 """Of one message: above what re-announcing a full batch of long contexts takes."""
+
+_PADDING_TOKEN = re.compile(r"\[PAD\d*\]")
+"""What llama.cpp's converter fills a vocabulary up with."""
 
 AheadMode = Literal["off", "stream", "silent"]
 
@@ -148,6 +152,7 @@ FOR_ENGINE: tuple[type[Any], ...] = (Ready, Refused, Beat, Fault, DraftDone, Nod
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """Of a tokenizer's texts and ids: equal for equal vocabularies, on every machine."""
-    written = msgspec.json.encode(sorted((index, token) for token, index in vocabulary.items()))
+    """Of a tokenizer's texts and ids: equal where `loading.check_same_vocabulary` finds no difference."""
+    known = ((index, token) for token, index in vocabulary.items() if not _PADDING_TOKEN.fullmatch(token))
+    written = msgspec.json.encode(sorted(known))
     return hashlib.sha256(written).hexdigest()

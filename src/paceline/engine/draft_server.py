@@ -1,0 +1,62 @@
+"""A draft worker that serves engines on other hosts: its model and machine are its own, the rest theirs."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+
+from paceline.config import Config
+from paceline.drafters.base import Drafter
+from paceline.engine.build import build_drafter
+from paceline.engine.channel import Keys, Listener
+from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
+from paceline.engine.draft_worker import DraftWorker
+from paceline.errors import ModelError
+from paceline.loading import load
+
+
+class DraftServer:
+    """Listens from the start on; the drafter is made when the first engine says what it needs.
+
+    own: what this host decides: `speculation.draft` and its precision, `device`, `threads` and
+    `groups.draft_devices`. Nothing that an engine sends names a file here.
+    """
+
+    def __init__(self, own: Config, endpoint: str, keys: Keys) -> None:
+        """Raises ModelError if the model cannot be loaded, EngineError if the port is taken."""
+        self._own = own
+        self._vocabulary = ""
+        if own.speculation.draft != "ngram":
+            self._vocabulary = fingerprint(load(own.speculation.draft).tokenizer.vocabulary())
+        self._listener = Listener(endpoint, keys.worker, keys.engine_public)
+        self.endpoint = self._listener.endpoint
+
+    def run(self, stop: threading.Event) -> None:
+        try:
+            DraftWorker(self._listener, self._make).run(stop)
+        finally:
+            self._listener.close()
+
+    def _make(self, spec: DraftGroupSpec) -> Drafter:
+        if self._vocabulary and spec.vocabulary and spec.vocabulary != self._vocabulary:
+            raise ModelError(
+                f"target and draft have different vocabularies: it serves {self._own.speculation.draft}, the "
+                f"engine has {spec.config.model}. Choose a draft model of the target's own family."
+            )
+        return build_drafter(hosted(spec, self._own))
+
+
+def hosted(spec: DraftGroupSpec, own: Config) -> DraftGroupSpec:
+    """The engine's wishes, on this host's terms."""
+    theirs = spec.config
+    speculation = msgspec.structs.replace(
+        theirs.speculation, draft=own.speculation.draft, draft_dtype=own.speculation.draft_dtype
+    )
+    groups = msgspec.structs.replace(
+        theirs.groups, draft_devices=own.groups.draft_devices, target_devices="", draft_key_file=""
+    )
+    config = msgspec.structs.replace(
+        theirs, speculation=speculation, groups=groups, device=own.device, threads=own.threads
+    )
+    return msgspec.structs.replace(spec, config=config, cores=(), threads=own.threads)
