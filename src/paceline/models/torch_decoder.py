@@ -31,12 +31,15 @@ class PassInputs:
     cos: list[Tensor]
     sin: list[Tensor]
     slots: Tensor
-    plan: ops.SlotPlan
+    plan: ops.SlotPlan | ops.TreePlan
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, in an order that depends on their number alone."""
-        buckets = [[b.tokens, b.slots, *b.masks.values()] for b in self.plan]
-        return [self.tokens, self.logit_rows, *self.cos, *self.sin, self.slots, *chain.from_iterable(buckets)]
+        if isinstance(self.plan, ops.TreePlan):
+            plan = self.plan.tensors()
+        else:
+            plan = list(chain.from_iterable([b.tokens, b.slots, *b.masks.values()] for b in self.plan))
+        return [self.tokens, self.logit_rows, *self.cos, *self.sin, self.slots, *plan]
 
 
 class TorchDecoder:
@@ -93,9 +96,12 @@ class TorchDecoder:
     def run(self, inputs: PassInputs, kv: KVCache) -> Tensor:
         """`forward` from prepared inputs: nothing in it waits for the host or asks it for a value."""
         x = self._embed[inputs.tokens].float() * self.spec.embed_scale
+        # A layer's last branch is added by whatever norm comes next, in one kernel.
+        branch = torch.zeros_like(x)
         for i, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
-            x = self._layer(x, spec, layer, kv.keys[i], kv.values[i], inputs)
-        return self._rows(self._logits, x[inputs.logit_rows])
+            x, branch = self._layer(x, branch, spec, layer, kv.keys[i], kv.values[i], inputs)
+        (logits,) = self._rows(self._logits, x[inputs.logit_rows], branch[inputs.logit_rows])
+        return logits
 
     @torch.inference_mode()
     def prepare(self, batch: TokenBatch, *, pad_slots_to: int = 1) -> PassInputs:
@@ -110,7 +116,7 @@ class TorchDecoder:
             cos=[a.double().cos().float() * scale for a, scale in zip(angles, scales, strict=True)],
             sin=[a.double().sin().float() * scale for a, scale in zip(angles, scales, strict=True)],
             slots=torch.from_numpy(batch.slots).to(self.device, torch.int64),
-            plan=ops.plan_slots(
+            plan=ops.plan_attention(
                 batch,
                 [layer.window for layer in self.spec.layers],
                 self.device,
@@ -122,31 +128,31 @@ class TorchDecoder:
     def _layer(
         self,
         x: Tensor,
+        branch: Tensor,
         spec: LayerSpec,
         layer: LayerWeights,
         keys: Tensor,
         values: Tensor,
         shared: PassInputs,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream and the branch that is still to be added to it, before and after."""
+        x, q, k, v = self._rows(lambda *row: self._qkv(layer, *row), x, branch)
         cos, sin = shared.cos[spec.rope], shared.sin[spec.rope]
-        sizes = [self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads]
-        q, k, v = torch.split(self._rows(lambda *row: self._qkv(layer, *row), x, cos, sin), sizes, dim=1)
-        ops.store_kv(keys, values, shared.slots, k, v)
-        attended = ops.slot_attention(
-            q.to(keys.dtype), keys, values, shared.plan, self.spec.attn_scale, spec.window
-        )
-        return self._rows(lambda *row: self._mlp(layer, *row), x, attended.flatten(1))
+        q = ops.rope_store(q, k, v, cos, sin, keys, values, shared.slots)
+        attended = ops.attention(q, keys, values, shared.plan, self.spec.attn_scale, spec.window)
+        x, branch = self._rows(lambda *row: self._mlp(layer, *row), x, attended.flatten(1))
+        return x, branch
 
-    def _rows(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    def _rows(self, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
         """function over the rows of `tensors`: at once, or (exact) in calls of one row in its own storage."""
         if not self.exact or not len(tensors[0]):
             return function(*tensors)
-        rows = range(len(tensors[0]))
-        return torch.cat([function(*(t[i : i + 1].clone() for t in tensors)) for i in rows])
+        rows = [function(*(t[i : i + 1].clone() for t in tensors)) for i in range(len(tensors[0]))]
+        return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
 
-    def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _qkv(self, layer: LayerWeights, x: Tensor, branch: Tensor) -> tuple[Tensor, ...]:
         spec = self.spec
-        normed = ops.rms_norm(x, layer.attn_norm, spec.norm_eps)
+        x, normed = ops.add_rms_norm(x, branch, layer.attn_norm, spec.norm_eps)
         q = ops.linear(normed, layer.q, layer.q_bias).view(-1, spec.num_heads, spec.head_dim)
         k = ops.linear(normed, layer.k, layer.k_bias).view(-1, spec.num_kv_heads, spec.head_dim)
         v = ops.linear(normed, layer.v, layer.v_bias).view(-1, spec.num_kv_heads, spec.head_dim)
@@ -154,28 +160,28 @@ class TorchDecoder:
             q = ops.rms_norm(q, layer.q_norm, spec.norm_eps)
         if layer.k_norm is not None:
             k = ops.rms_norm(k, layer.k_norm, spec.norm_eps)
-        return torch.cat((ops.apply_rope(q, cos, sin), ops.apply_rope(k, cos, sin), v), dim=1)
+        return x, q, k, v
 
-    def _mlp(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+    def _mlp(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> tuple[Tensor, ...]:
         eps = self.spec.norm_eps
         branch = self._summed(ops.linear(attended, layer.o, layer.o_bias))
         if layer.post_attn_norm is not None:
             branch = ops.rms_norm(branch, layer.post_attn_norm, eps)
-        x = x + branch
-        normed = ops.rms_norm(x, layer.mlp_norm, eps)
-        gate = ops.linear(normed, layer.gate, layer.gate_bias)
-        up = ops.linear(normed, layer.up, layer.up_bias)
-        active = ops.gated_activation(gate, up, self.spec.activation)
-        branch = self._summed(ops.linear(active, layer.down, layer.down_bias))
+        x, normed = ops.add_rms_norm(x, branch, layer.mlp_norm, eps)
+        gated = ops.gated_linear(
+            normed, layer.gate, layer.up, layer.gate_bias, layer.up_bias, self.spec.activation
+        )
+        branch = self._summed(ops.linear(gated, layer.down, layer.down_bias))
         if layer.post_mlp_norm is not None:
             branch = ops.rms_norm(branch, layer.post_mlp_norm, eps)
-        return x + branch
+        return x, branch
 
     def _summed(self, part: Tensor) -> Tensor:
         return part if self._reduce is None else self._reduce(part)
 
-    def _logits(self, x: Tensor) -> Tensor:
-        return ops.linear(ops.rms_norm(x, self._final_norm, self.spec.norm_eps), self._head)
+    def _logits(self, x: Tensor, branch: Tensor) -> tuple[Tensor]:
+        _, normed = ops.add_rms_norm(x, branch, self._final_norm, self.spec.norm_eps)
+        return (ops.linear(normed, self._head),)
 
 
 def _moved(layer: LayerWeights, device: torch.device, dtype: torch.dtype) -> LayerWeights:

@@ -16,6 +16,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale * weight.float()).to(x.dtype)
 
 
+def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The residual stream after a branch, `x + branch`, and its `rms_norm`; all of one shape and dtype."""
+    total = x + branch
+    return total, rms_norm(total, weight, eps)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x `[T, in]` times weight `[out, in]` transposed, in the weight's dtype; float32 `[T, out]`."""
     out = F.linear(x.to(weight.dtype), weight).float()
@@ -35,8 +41,36 @@ def store_kv(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) 
     values[slots] = v.to(values.dtype)
 
 
+def rope_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Rotates q `[T, heads, D]` and k `[T, kv_heads, D]` as `apply_rope`, stores k and v as `store_kv`, and
+    returns q in the cache's dtype."""
+    store_kv(keys, values, slots, apply_rope(k, cos, sin), v)
+    return apply_rope(q, cos, sin).to(keys.dtype)
+
+
 def gated_activation(gate: Tensor, up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
     """`activation(gate) * up` in float32."""
     gate = gate.float()
     act = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     return act * up.float()
+
+
+def gated_linear(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    activation: Literal["silu", "gelu_tanh"],
+) -> Tensor:
+    """`gated_activation` of two `linear`s of x `[T, in]`, gate and up `[out, in]`; float32 `[T, out]`."""
+    return gated_activation(linear(x, gate, gate_bias), linear(x, up, up_bias), activation)
