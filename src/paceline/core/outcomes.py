@@ -25,14 +25,16 @@ class OutcomeCache(Uncalibrated):
         if len(chain) < self.length:
             tip = chain[-1] if chain else ROOT
             return [tip] if draft.open(tip, max_depth) else []
-        tips = []
+        if max_depth <= self.length:
+            return []  # the chain is asked for, and the target waits for it
+        tips = chain[-1:]  # what follows if all of it is accepted
         for above, on_chain in zip([ROOT, *chain], [*chain, ROOT], strict=True):
             for other in draft.tree.children(above)[: self.fan_out + 1]:
                 if other != on_chain:
                     below = self._chain(draft.tree, other)
                     if len(below) < self.length:
                         tips.append(below[-1] if below else other)
-        return [tip for tip in tips if draft.open(tip, max_depth + self.length + 1)]
+        return [tip for tip in tips if draft.open(tip, max_depth)]
 
     def answer(self, draft: DraftTree, max_nodes: int, max_depth: int) -> TokenTree:
         chain = self._chain(draft.tree, ROOT)[: min(max_nodes, max_depth)]
