@@ -87,6 +87,14 @@ def test_a_node_and_a_token_of_a_prompt_add_up_alike() -> None:
         assert torch.equal(single, chain[few])
 
 
+def test_a_broken_guess_reaches_no_sibling() -> None:
+    batch = make_pass([Tree(40, STAR)])
+    q, keys, values = make_layer(batch, 2, 1, 64)
+    values[batch.slots[3]] = float("nan")
+    out = triton.tree_attention(q, keys, values, reference.plan_tree(batch, CPU), 0.1, 0)
+    assert out.isfinite().all(-1).all(-1).tolist() == [i != 3 for i in range(len(batch))]
+
+
 def test_prompts_are_left_to_the_gathering_kernel() -> None:
     assert triton.takes_tree(make_pass([Tree(300, BUSHY)]))
     assert not triton.takes_tree(

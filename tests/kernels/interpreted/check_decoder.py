@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
+from paceline.execution.graphs import GraphedDecoder, Replay
 from paceline.kernels import ops, triton
 from paceline.models.torch_decoder import TorchDecoder
 
@@ -34,3 +35,21 @@ def test_logits(variant: str) -> None:
         ops.register("cpu", triton)
         for got, one in zip(worlds[1].run(*step), want, strict=True):
             np.testing.assert_allclose(got, one, rtol=1e-3, atol=1e-3)
+
+
+def test_a_recorded_pass_serves_other_trees_of_its_shape() -> None:
+    """A recording here runs the pass again on what its tensors then hold."""
+    recordings = []
+
+    def capture(run: Callable[[], None]) -> Replay:
+        recordings.append(run)
+        return run
+
+    spec = make_spec(layers=make_spec().layers[:1])
+    decoder = TorchDecoder(spec, make_weights(spec))
+    worlds = [World(decoder), World(GraphedDecoder(decoder, capture=capture, pad_slots_to=64), seed=3)]
+    ops.register("cpu", triton)
+    for step in ([Chunk(0, PROMPT[:5])], [Tree(0, [1, 2, 3], [-1, 0, 0])], [Tree(0, [4, 5, 6], [-1, 0, 1])]):
+        want, got = (world.run(*step)[0] for world in worlds)
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+    assert len(recordings) == 2

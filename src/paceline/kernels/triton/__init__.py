@@ -1,4 +1,4 @@
-"""The kernels of a small pass in Triton, for CUDA tensors.
+"""The kernels of a small pass in Triton, for CUDA tensors of any device.
 
 `kernels.ops` imports this when it first meets one, so that nobody else needs Triton. Checked in Triton's
 interpreter and compiled for sm_90; never run on a GPU so far.

@@ -48,12 +48,13 @@ class OneShotAllReduce:
         total = torch.empty_like(part)
         count = part.numel()
         if count:
-            all_reduce_kernel[(triton.cdiv(count, _BLOCK),)](
-                *(part, total, self._words, self._peers, self._calls, count, self._most, self._rank),
-                RANKS=self._ranks,
-                BLOCK=_BLOCK,
-                enable_fp_fusion=True,
-            )
+            with torch.cuda.device_of(part):
+                all_reduce_kernel[(triton.cdiv(count, _BLOCK),)](
+                    *(part, total, self._words, self._peers, self._calls, count, self._most, self._rank),
+                    RANKS=self._ranks,
+                    BLOCK=_BLOCK,
+                    enable_fp_fusion=True,
+                )
         self._calls += 1
         return total
 

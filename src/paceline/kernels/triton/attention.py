@@ -48,18 +48,21 @@ def tree_attention(
     out = torch.empty((tokens, heads, dim), dtype=torch.float32, device=q.device)
     shape = {"WINDOW": window, "DIM": dim, "DIM_PAD": max(16, triton.next_power_of_2(dim)), "SPLIT": SPLIT}
     group = heads // kv_heads
-    attend_kernel[(len(plan.blocks), kv_heads, splits)](
-        *(q.contiguous(), keys, values, sums, stats, plan.blocks, plan.rows, plan.positions),
-        *(plan.prefix_len, plan.path_start, plan.path_len, plan.path_slots, plan.tables),
-        *(plan.tables.shape[1], scale * _LOG2_E),
-        **shape,
-        TOKENS=BLOCK_TOKENS,
-        GROUP=group,
-        GROUP_PAD=max(2, triton.next_power_of_2(group)),
-        BLOCK=BLOCK,
-        enable_fp_fusion=True,
-    )
-    combine_kernel[(tokens, heads)](sums, stats, plan.positions, out, splits, **shape, enable_fp_fusion=True)
+    with torch.cuda.device_of(q):
+        attend_kernel[(len(plan.blocks), kv_heads, splits)](
+            *(q.contiguous(), keys, values, sums, stats, plan.blocks, plan.rows, plan.positions),
+            *(plan.prefix_len, plan.path_start, plan.path_len, plan.path_slots, plan.tables),
+            *(plan.tables.shape[1], scale * _LOG2_E),
+            **shape,
+            TOKENS=BLOCK_TOKENS,
+            GROUP=group,
+            GROUP_PAD=max(2, triton.next_power_of_2(group)),
+            BLOCK=BLOCK,
+            enable_fp_fusion=True,
+        )
+        combine_kernel[(tokens, heads)](
+            sums, stats, plan.positions, out, splits, **shape, enable_fp_fusion=True
+        )
     return out
 
 
@@ -72,7 +75,9 @@ def _absorb(q, k, v, visible, scale, acc, top, total):
     base = tl.where(higher == -_INFINITY, 0.0, higher)
     weights = tl.exp2(scores - base[:, None])
     decay = tl.exp2(top - base)
-    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    moved = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    # A weight of zero does not silence a value that is not finite, and siblings must not hear of it.
+    acc = tl.where((tl.max(visible.to(tl.int32), 1) > 0)[:, None], moved, acc)
     return acc, higher, total * decay + tl.sum(weights, 1)
 
 

@@ -36,13 +36,14 @@ def _launch_norm(
     size = x.shape[-1]
     rows = x.numel() // size
     if rows:
-        norm_kernel[(rows,)](
-            *(x, branch, weight, total, normed, eps),
-            SIZE=size,
-            PAD=triton.next_power_of_2(size),
-            HAS_BRANCH=branch is not None,
-            enable_fp_fusion=True,
-        )
+        with torch.cuda.device_of(x):
+            norm_kernel[(rows,)](
+                *(x, branch, weight, total, normed, eps),
+                SIZE=size,
+                PAD=triton.next_power_of_2(size),
+                HAS_BRANCH=branch is not None,
+                enable_fp_fusion=True,
+            )
 
 
 @triton.jit
@@ -88,14 +89,15 @@ def rope_store(
     out = torch.empty((tokens, heads, dim), dtype=keys.dtype, device=q.device)
     if tokens:
         group = heads // kv_heads
-        rope_store_kernel[(tokens, kv_heads)](
-            *(q, k, v, cos, sin, keys, values, slots, out, q.stride(0), k.stride(0), v.stride(0)),
-            HALF=dim // 2,
-            HALF_PAD=triton.next_power_of_2(dim // 2),
-            GROUP=group,
-            GROUP_PAD=triton.next_power_of_2(group),
-            enable_fp_fusion=True,
-        )
+        with torch.cuda.device_of(q):
+            rope_store_kernel[(tokens, kv_heads)](
+                *(q, k, v, cos, sin, keys, values, slots, out, q.stride(0), k.stride(0), v.stride(0)),
+                HALF=dim // 2,
+                HALF_PAD=triton.next_power_of_2(dim // 2),
+                GROUP=group,
+                GROUP_PAD=triton.next_power_of_2(group),
+                enable_fp_fusion=True,
+            )
     return out
 
 
@@ -164,9 +166,10 @@ def gated_activation(gate: Tensor, up: Tensor, activation: Literal["silu", "gelu
     out = torch.empty(gate.shape, dtype=torch.float32, device=gate.device)
     if count := out.numel():
         block = 1024
-        gate_kernel[(triton.cdiv(count, block),)](
-            gate, up, out, count, SILU=activation == "silu", BLOCK=block, enable_fp_fusion=True
-        )
+        with torch.cuda.device_of(gate):
+            gate_kernel[(triton.cdiv(count, block),)](
+                gate, up, out, count, SILU=activation == "silu", BLOCK=block, enable_fp_fusion=True
+            )
     return out
 
 
@@ -195,17 +198,18 @@ def gated_linear(
     rows, inputs, outputs = len(x), gate.shape[1], gate.shape[0]
     out = torch.empty((rows, outputs), dtype=torch.float32, device=x.device)
     block = 32
-    gated_linear_kernel[(triton.cdiv(outputs, block),)](
-        *(x.to(gate.dtype).contiguous(), gate.contiguous(), up.contiguous(), gate_bias, up_bias, out),
-        *(rows, inputs, outputs),
-        HAS_GATE_BIAS=gate_bias is not None,
-        HAS_UP_BIAS=up_bias is not None,
-        SILU=activation == "silu",
-        ROWS=_MOST_GEMV_ROWS,
-        OUTPUTS=block,
-        INPUTS=128,
-        enable_fp_fusion=True,
-    )
+    with torch.cuda.device_of(x):
+        gated_linear_kernel[(triton.cdiv(outputs, block),)](
+            *(x.to(gate.dtype).contiguous(), gate.contiguous(), up.contiguous(), gate_bias, up_bias, out),
+            *(rows, inputs, outputs),
+            HAS_GATE_BIAS=gate_bias is not None,
+            HAS_UP_BIAS=up_bias is not None,
+            SILU=activation == "silu",
+            ROWS=_MOST_GEMV_ROWS,
+            OUTPUTS=block,
+            INPUTS=128,
+            enable_fp_fusion=True,
+        )
     return out
 
 

@@ -64,20 +64,21 @@ def _rank(
     scores = torch.empty((rows, count), dtype=torch.float32, device=device)
     finite = torch.empty(rows, dtype=torch.bool, device=device)
     if rows:
-        rank_kernel[(rows, blocks)](
-            *(logits, heat, key_bits, best, ids, sums, logits.stride(0), vocab),
-            COUNT=count,
-            BLOCK=_BLOCK,
-            enable_fp_fusion=False,
-        )
-        merge_kernel[(rows,)](
-            *(best, ids, sums, heat, tokens, scores, finite, blocks),
-            COUNT=count,
-            COUNT_PAD=triton.next_power_of_2(count),
-            BLOCKS_PAD=triton.next_power_of_2(blocks),
-            PAD=triton.next_power_of_2(blocks * count),
-            enable_fp_fusion=False,
-        )
+        with torch.cuda.device_of(logits):
+            rank_kernel[(rows, blocks)](
+                *(logits, heat, key_bits, best, ids, sums, logits.stride(0), vocab),
+                COUNT=count,
+                BLOCK=_BLOCK,
+                enable_fp_fusion=False,
+            )
+            merge_kernel[(rows,)](
+                *(best, ids, sums, heat, tokens, scores, finite, blocks),
+                COUNT=count,
+                COUNT_PAD=triton.next_power_of_2(count),
+                BLOCKS_PAD=triton.next_power_of_2(blocks),
+                PAD=triton.next_power_of_2(blocks * count),
+                enable_fp_fusion=False,
+            )
     return tokens, scores, finite
 
 
