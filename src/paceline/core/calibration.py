@@ -15,7 +15,8 @@ class AcceptanceModel:
     intercept per rank among its siblings and per depth. It starts at "as the drafter says" and takes one
     step of AdaGrad (Duchi et al., 2011) per outcome.
 
-    Only uncensored outcomes teach it: those of nodes whose parent was accepted.
+    Only uncensored outcomes teach it: those of nodes whose parent was accepted. More confidence never means
+    less probability, whatever was seen.
     """
 
     def __init__(self, rate: float = 0.1) -> None:
@@ -37,7 +38,8 @@ class AcceptanceModel:
         error = float(accepted) - 1.0 / (1.0 + exp(-odds))
         rank, depth, signal = min(rank, _RANKS - 1), min(depth, _DEPTHS) - 1, _log_odds(confidence)
         self._seen_slope += (error * signal) ** 2
-        self._slope += self._rate * error * signal / self._seen_slope**0.5
+        step = self._rate * error * signal / self._seen_slope**0.5
+        self._slope = max(0.0, self._slope + step)
         self._seen_rank[rank] += error * error
         self._rank[rank] += self._rate * error / self._seen_rank[rank] ** 0.5
         self._seen_depth[depth] += error * error
