@@ -1,5 +1,5 @@
-"""Record what a target chooses and what a draft model would have proposed there, on real prompts: the trace that
-paced groups answer from (`paceline.paced.world.Moment`, one JSON line per decoded token).
+"""Record what a target chooses and what a draft model would have proposed there, on real prompts: the trace
+that paced groups answer from (`paceline.paced.world.Moment`, one JSON line per decoded token).
 
     python benchmarks/record_trace.py TARGET DRAFT --prompts 20 --tokens 128 --out trace.jsonl
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from math import log
+from math import inf, log
 from typing import Protocol
 
 from paceline.core.calibration import AcceptanceModel
@@ -73,6 +73,11 @@ class DraftTree:
 
 
 class GrowthRule(Protocol):
+    @property
+    def floor(self) -> float:
+        """Log-probability of being reached below which a candidate gets no node, but for a leaf's first."""
+        ...
+
     def breadth(self, depth: int) -> int:
         """How many children a node at `depth` gets when it is expanded; 0 = the root."""
         ...
@@ -104,9 +109,10 @@ class BestNodes:
 
 
 class Uncalibrated(BestNodes):
-    """Takes the drafter at its word."""
+    """Takes the drafter at its word, and every candidate."""
 
     __slots__ = ()
+    floor = -inf
 
     def score(self, confidence: float, rank: int, depth: int) -> float:  # noqa: ARG002
         return confidence
@@ -181,12 +187,12 @@ class Layers(Uncalibrated):
 
 @dataclass(frozen=True, slots=True)
 class Calibrated(BestNodes):
-    """Best first by the probability that the target accepts, as learnt from what it accepted so far. A leaf
-    that is less likely than `least` to be reached is not expanded."""
+    """Best first by the probability that the target accepts, as learnt from what it accepted so far. What is
+    less likely to be reached than `floor` says is not expanded."""
 
     width: int
     passes: int = 0
-    least: float = 0.002
+    floor: float = log(0.004)
     candidates: int = 8
     model: AcceptanceModel = field(default_factory=AcceptanceModel)
 
@@ -199,9 +205,8 @@ class Calibrated(BestNodes):
     def leaves(self, draft: DraftTree, max_depth: int) -> list[int]:
         if self.passes and draft.passes >= self.passes:
             return []
-        floor = log(self.least)
         best = draft.best(draft.open_leaves(max_depth), self.width)
-        return [leaf for leaf in best if draft.tree.value(leaf) > floor]
+        return [leaf for leaf in best if draft.tree.value(leaf) > self.floor]
 
     def learn(self, draft: DraftTree, parent: int, token: int) -> None:
         tree = draft.tree

@@ -9,33 +9,34 @@ from paceline.core.work import DraftNodes
 
 MOST_NODES = 1024
 """Nodes that one request's copy may hold; further ones are dropped. A drafter's mistake costs no more."""
+_KNOWN_TOKENS = 64
+"""How far behind what is committed a drafter may be: more than a draft pass and a message take."""
 
 
 class DraftMirror:
     """Committing moves the root down the tree and touches nothing else, so that the next subtree can be
     chosen at once; what died is swept out later, while the target is busy.
 
-    The tree's own root stands for the committed token at position `base - 1`; `_spine[i]` is the node of the
-    committed token at `base + i`, the last of them (or ROOT) is where guesses hang now. A token that was
-    committed without having been drafted becomes a node too: guesses that were under way to it find it.
+    `_places[number]` says where a drafter's node is: a node of the tree, or, as `-n`, the committed token at
+    position `n - 1`. `_spine` are the tree's nodes for the tokens committed since the last sweep; guesses
+    hang below the last of them (or ROOT). A token that was committed without having been drafted becomes a
+    node too: guesses that were under way to it find it.
     """
 
     def __init__(self, generation: int, num_tokens: int) -> None:
         self.generation = generation
         self.tree = TokenTree()
-        self._base = num_tokens
+        self.num_tokens = num_tokens
+        """Committed tokens, up to and with the root."""
+        self._first = num_tokens
+        self._committed: list[int] = []  # the tokens from position `_first` on
         self._spine: list[int] = []
-        self._places: dict[int, int] = {}  # a drafter's node number -> node, as long as it may live
+        self._places: dict[int, int] = {}
         self._next = 0
 
     @property
     def root(self) -> int:
         return self._spine[-1] if self._spine else ROOT
-
-    @property
-    def num_tokens(self) -> int:
-        """Committed tokens, up to and with the root."""
-        return self._base + len(self._spine)
 
     def extend(self, nodes: DraftNodes, vocab_size: int) -> int:
         """Takes in streamed nodes; those below what is dead are dropped. Returns how many were kept.
@@ -45,6 +46,8 @@ class DraftMirror:
         if nodes.first != self._next:
             raise ValueError(f"nodes start at {nodes.first}, expected {self._next}")
         self._next += len(nodes.tokens)
+        if not len(nodes.tokens) == len(nodes.parents) == len(nodes.scores):
+            raise ValueError("tokens, parents and scores differ in number")
         if not all(type(token) is int and 0 <= token < vocab_size for token in nodes.tokens):
             raise ValueError("a token is not in the vocabulary")
         if not all(score <= 0.0 for score in nodes.scores):  # false for NaN
@@ -55,18 +58,21 @@ class DraftMirror:
         for number, (token, parent, score) in enumerate(
             zip(nodes.tokens, nodes.parents, nodes.scores, strict=True), nodes.first
         ):
-            place = self._places.get(parent) if parent >= 0 else self._committed(-parent)
-            if place is not None and len(self.tree) < MOST_NODES:
-                self._places[number] = self.tree.add(place, token, score)
+            above = self._places.get(parent) if parent >= 0 else parent
+            place = self._place_below(above, token, score) if above is not None else None
+            if place is not None:
+                self._places[number] = place
                 kept += 1
         return kept
 
-    def _committed(self, num_tokens: int) -> int | None:
-        """The node of the committed token at `num_tokens - 1`; None when it was swept out or is unknown."""
-        at = num_tokens - self._base
-        if at == 0:
-            return ROOT
-        return self._spine[at - 1] if 0 < at <= len(self._spine) else None
+    def _place_below(self, above: int, token: int, score: float) -> int | None:
+        """None for what is dead, or too much."""
+        at = -above - self._first
+        if above < 0 and 0 <= at < len(self._committed):
+            return above - 1 if self._committed[at] == token else None
+        if len(self.tree) >= MOST_NODES or (above < 0 and -above != self.num_tokens):
+            return None
+        return self.tree.add(above if above >= 0 else self.root, token, score)
 
     def add_chain(self, tokens: Sequence[int], score: float) -> None:
         """Guesses from elsewhere below the root; equal ones merge."""
@@ -85,15 +91,23 @@ class DraftMirror:
             else:
                 landing = Landing.HIT if self.tree.children(below) else Landing.LEAF_HIT
             self._spine.append(below)
+            self._committed.append(token)
+            self.num_tokens += 1
         return landing
 
     def select(self, max_nodes: int, max_depth: int) -> TokenTree:
-        """The best nodes below the root, as a tree of their own."""
-        return self.tree.select(max_nodes, max_depth, self.root)
+        """The best nodes below the root, as a tree of their own: it stays as it is while this one grows."""
+        best = self.tree.best_below(self.root, max_nodes, max_depth)
+        return self.tree.subtree(sorted(best), self.root)[0]
 
     def sweep(self) -> None:
-        """Drops what is not below the root."""
+        """Drops what is not below the root. What was committed is known by its position from now on."""
         tree, place = self.tree.rerooted(self.root)
-        self._base, self._spine = self.num_tokens, []
-        self._places = {number: place[node] for number, node in self._places.items() if node in place}
-        self.tree = tree
+        base = self.num_tokens - len(self._spine)
+        place |= {node: -(base + at) for at, node in enumerate(self._spine, 1)}
+        self._places = {
+            number: place[node] if node >= 0 else node
+            for number, node in self._places.items()
+            if node in place or (node < 0 and -node > self.num_tokens - _KNOWN_TOKENS)
+        }
+        self.tree, self._spine = tree, []

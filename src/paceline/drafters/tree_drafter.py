@@ -241,9 +241,12 @@ class TreeDrafter:
         if found is None:
             return
         draft.expanded.add(leaf.node)
-        depth = draft.tree.depth(leaf.node) + 1
+        depth, spare = draft.tree.depth(leaf.node) + 1, self._rule.floor - draft.tree.value(leaf.node)
         for rank, (token, confidence) in enumerate(zip(found.tokens, found.scores, strict=True)):
-            draft.add(leaf.node, token, confidence, rank, self._rule.score(confidence, rank, depth))
+            score = self._rule.score(confidence, rank, depth)
+            if rank and score < spare:
+                break
+            draft.add(leaf.node, token, confidence, rank, score)
             sequence.numbers.append(sequence.num_nodes)
             sequence.num_nodes += 1
 
