@@ -265,18 +265,50 @@ def raising(_: DraftGroupSpec) -> Drafter:
     return Raising()
 
 
+class SlowReader(ToyAhead):
+    """Reads a long prompt for longer than a worker may be silent: at once, or in passes of its own."""
+
+    def __init__(self, at_once: bool) -> None:
+        super().__init__()
+        self.at_once, self.unread = at_once, 0
+
+    def advance(self, items: Sequence[DraftItem]) -> None:
+        super().advance(items)
+        if sum(len(item.tokens) for item in items) > 100:
+            self.unread = 2
+        while self.at_once and self.unread:
+            self.read()
+
+    def read(self) -> None:
+        time.sleep(0.8)
+        self.unread -= 1
+
+    def work_ahead(self) -> list[DraftNodes] | None:
+        if self.unread:
+            self.read()
+            return []
+        return super().work_ahead()
+
+
 def slow_reader(_: DraftGroupSpec) -> Drafter:
-    """Reads a long prompt for longer than a worker may be silent."""
-    drafter = ToyAhead()
-    read = drafter.advance
+    return SlowReader(at_once=True)
 
-    def slowly(items: Sequence[DraftItem]) -> None:
-        if sum(len(item.tokens) for item in items) > 256:
-            time.sleep(1.5)
-        read(items)
 
-    drafter.advance = slowly  # type: ignore[method-assign]
-    return drafter
+def slow_reader_in_passes(_: DraftGroupSpec) -> Drafter:
+    return SlowReader(at_once=False)
+
+
+class Stuck(ToyAhead):
+    """Never comes back from its twentieth pass. Its process is alive and well."""
+
+    def work_ahead(self) -> list[DraftNodes] | None:
+        if self.passes == 20:
+            time.sleep(3600)
+        return super().work_ahead()
+
+
+def stuck(_: DraftGroupSpec) -> Drafter:
+    return Stuck()
 
 
 def slow_to_load(_: DraftGroupSpec) -> Drafter:

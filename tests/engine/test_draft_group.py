@@ -108,9 +108,10 @@ def test_loading_is_not_hanging() -> None:
         assert drive.group.stats.losses == 0
 
 
-def test_reading_a_long_prompt_is_not_hanging(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("factory", [toys.slow_reader, toys.slow_reader_in_passes])
+def test_reading_a_long_prompt_is_not_hanging(factory: Any, caplog: pytest.LogCaptureFixture) -> None:
     events: SimpleQueue[Any] = SimpleQueue()
-    host = ThreadHost(toys.slow_reader)
+    host = ThreadHost(factory)
     with closing(DraftGroup(spec("stream"), host, events, Patience(silence_s=0.5))) as group:
         group.start()
         group.submit(advance_of("short", [1, 2, 3]))
@@ -256,6 +257,19 @@ def test_a_worker_that_does_not_come_back_is_replaced(caplog: pytest.LogCaptureF
         assert drive.host.pid != pid
         assert not psutil.pid_exists(pid)
         drive.check(prompts(2), 60)
+    assert len(losses(caplog)) == 1
+
+
+def test_a_loop_that_is_stuck_in_a_live_process_is_found_and_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    patience = Patience(silence_s=0.5, revive_s=0.3, first_pause_s=0.02)
+    with driving(process("stuck"), "stream", pause_s=0.002, patience=patience) as drive:
+        drive.check(prompts(2), 100)
+        lost = drive.seen(DrafterLost) or [drive.wait_for(DrafterLost)]
+        assert "no sign of life" in lost[0].reason
+        drive.check(prompts(2), 100)
+        drive.wait_for(DrafterJoined)
     assert len(losses(caplog)) == 1
 
 

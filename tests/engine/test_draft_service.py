@@ -15,7 +15,7 @@ from paceline.drafters.base import AheadDrafter, Drafter
 from paceline.engine.draft_service import DraftService, StreamedProposals, merged
 from tests.cases.drafters import RuleDrafter
 from tests.core.toy import VOCAB
-from tests.engine.draft_toys import ToyAhead, advance_of, guesses, mostly_right, spec
+from tests.engine.draft_toys import ToyAhead, advance_of, guesses, mostly_right, slow_reader_in_passes, spec
 
 
 def item(start: int, tokens: Sequence[int], bound: int = 4, name: str = "a") -> DraftItem:
@@ -71,6 +71,21 @@ def test_off_is_off(drafter: Drafter) -> None:
     assert done is not None
     assert done.proposals[0].tokens == tuple(guesses([1, 2, 3], 4))
     assert not service.wants_work
+
+
+def test_only_passes_that_guess_say_how_long_a_pass_may_take() -> None:
+    service = DraftService(slow_reader_in_passes(spec()), "stream")
+    service.apply(FIRST)
+    assert not service.settled
+    service.work_ahead()
+    assert service.settled
+    service.apply(advance_of("long", [1] * 200))
+    while not service.settled:
+        assert service.slowest_s < 0.5
+        service.work_ahead()
+    while service.wants_work:
+        service.work_ahead()
+    assert 0 < service.slowest_s < 0.5
 
 
 def test_reset_forgets_every_request() -> None:

@@ -217,8 +217,8 @@ class Line:
         silence_ms = max(10, int(silence_s * 1000))
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, max(5, silence_ms // 4))
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_CONNECTED
             | zmq.EVENT_DISCONNECTED

@@ -22,15 +22,22 @@ from paceline.engine.draft_messages import AheadMode
 
 DraftWork = GrowDrafts | AdvanceDrafts | Release
 
+_LONG_READ_TOKENS = 64
+
 
 class DraftService:
-    """Exceptions of the drafter pass through: whoever meets one has lost this drafter."""
+    """Exceptions of the drafter pass through: whoever meets one has lost this drafter.
+
+    slowest_s: longest of the passes that only guess, 0 before the first guesses.  reading: from the arrival
+    of a long prompt to the next guesses.
+    """
 
     def __init__(self, drafter: Drafter, ahead: AheadMode = "off", ahead_passes: int = 0) -> None:
         if ahead == "stream" and not isinstance(drafter, AheadDrafter):
             drafter = StreamedProposals(drafter)
         self.busy_s = 0.0
-        self.slowest_s: float | None = None
+        self.slowest_s = 0.0
+        self.reading = False
         self._drafter = drafter
         self._worker_ahead = drafter if ahead != "off" and isinstance(drafter, AheadDrafter) else None
         self._sends = ahead == "stream"
@@ -43,9 +50,15 @@ class DraftService:
         """Whether there may be something to grow before the next message."""
         return self._worker_ahead is not None and self._passes_left > 0
 
+    @property
+    def settled(self) -> bool:
+        """Whether `slowest_s` says how long a pass may take: before, it may take any time."""
+        return self.slowest_s > 0 and not self.reading
+
     def apply(self, work: DraftWork) -> DraftDone | None:
         started = time.perf_counter()
         answer = None
+        self.reading = is_long(work) or self.reading
         match work:
             case GrowDrafts():
                 proposals = list(self._drafter.grow(work.items))
@@ -62,7 +75,7 @@ class DraftService:
                 self._known.difference_update(work.request_ids)
         if self._sends:
             self._passes_left = 1
-        seconds = self._count(started)
+        seconds = self._count(started, guessed=isinstance(work, GrowDrafts))
         if isinstance(work, GrowDrafts) and answer is not None:
             return DraftDone(work.round, answer, seconds)
         return None
@@ -77,7 +90,7 @@ class DraftService:
             self._passes_left = 0
         elif not self._sends:
             self._passes_left -= 1
-        seconds = self._count(started)
+        seconds = self._count(started, guessed=grown != [])
         return NodesDrafted(tuple(grown), seconds) if grown and self._sends else None
 
     def reset(self) -> None:
@@ -89,10 +102,13 @@ class DraftService:
     def _note(self, items: Sequence[DraftItem]) -> None:
         self._known.update(item.request_id for item in items)
 
-    def _count(self, started: float) -> float:
+    def _count(self, started: float, *, guessed: bool) -> float:
         seconds = time.perf_counter() - started
         self.busy_s += seconds
-        self.slowest_s = max(self.slowest_s or 0.0, seconds)
+        if self.reading:
+            self.reading = not guessed
+        elif guessed or self.slowest_s:
+            self.slowest_s = max(self.slowest_s, seconds)
         return seconds
 
 
@@ -155,6 +171,11 @@ class StreamedProposals:
             tuple(first + parent if parent >= 0 else -proposal.num_tokens for parent in proposal.parents),
             proposal.scores or (0.0,) * len(proposal.tokens),
         )
+
+
+def is_long(work: DraftWork) -> bool:
+    """Whether it brings so much to read that a pass may take longer than one that guesses."""
+    return sum(len(item.tokens) for item in getattr(work, "items", ())) > _LONG_READ_TOKENS
 
 
 def follow_up(earlier: DraftItem | None, later: DraftItem) -> DraftItem:

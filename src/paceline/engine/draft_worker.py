@@ -39,7 +39,7 @@ from paceline.engine.draft_messages import (
     Ready,
     Refused,
 )
-from paceline.engine.draft_service import DraftService, DraftWork, merged
+from paceline.engine.draft_service import DraftService, DraftWork, is_long, merged
 from paceline.errors import PacelineError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ DrafterFactory = Callable[[DraftGroupSpec], Drafter]
 BEAT_S = 0.25
 PATIENCE_S = 120.0
 """How long loading, the first passes and the reading of prompts may keep the loop from giving a sign."""
-_LONG_READ_TOKENS = 256
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ENGINE_SILENCE_S = 10.0
 """After which an engine that says nothing is gone, and the next may have the worker."""
@@ -85,7 +84,7 @@ class DraftWorker:
         self._codec = Codec(FOR_WORKER)
         self._session: _Session | None = None
         self._built: tuple[DraftGroupSpec, Drafter] | None = None
-        self._beat_at = 0.0
+        self._beat_at = self._told_s = 0.0
         self._complained = False
 
     def run(self, stop: threading.Event) -> None:
@@ -111,7 +110,8 @@ class DraftWorker:
             self._built = None
             self._end(Fault(f"{type(error).__name__}: {error}"))
             return
-        if time.perf_counter() - self._beat_at >= BEAT_S:
+        settled = self._told_s == PATIENCE_S and session.service.settled
+        if settled or time.perf_counter() - self._beat_at >= BEAT_S:
             self._beat(session)
 
     # ------------------------------------------------------------ messages
@@ -191,14 +191,11 @@ class DraftWorker:
 
     def _work(self, session: _Session, work: list[DraftWork]) -> None:
         for message in merged(work):
-            long = _tokens(message) > _LONG_READ_TOKENS
-            if long:
+            if is_long(message):
                 self._beat(session, PATIENCE_S)
             done = session.service.apply(message)
             if done is not None:
                 self._answer(session, done)
-            if long:
-                self._beat(session)
         nodes = session.service.work_ahead()
         if nodes is not None:
             self._answer(session, nodes)
@@ -210,9 +207,9 @@ class DraftWorker:
 
     def _beat(self, session: _Session, allow_s: float | None = None) -> None:
         if allow_s is None:
-            slowest = session.service.slowest_s
-            allow_s = PATIENCE_S if slowest is None else min(10 * slowest, PATIENCE_S)
-        self._beat_at = time.perf_counter()
+            service = session.service
+            allow_s = min(10 * service.slowest_s, PATIENCE_S / 2) if service.settled else PATIENCE_S
+        self._beat_at, self._told_s = time.perf_counter(), allow_s
         up_s = self._beat_at - session.began
         self._answer(session, Beat(allow_s, session.expected, session.service.busy_s, up_s))
 
@@ -231,10 +228,6 @@ class DraftWorker:
             except Exception:
                 logger.exception("the drafter failed; it is made anew for the next session")
                 self._built = None
-
-
-def _tokens(message: DraftWork) -> int:
-    return sum(len(item.tokens) for item in getattr(message, "items", ()))
 
 
 # ---------------------------------------------------------------- a process of its own
