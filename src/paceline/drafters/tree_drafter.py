@@ -134,11 +134,7 @@ class TreeDrafter:
         able = [sequence for sequence in asked if problems[sequence.request_id] is None]
         while self._model.advance(able):
             pass
-        going = able
-        while going:
-            going = [sequence for sequence in going if not (self._top_up and self._enough(sequence))]
-            grown = self._expand({sequence.request_id: sequence.max_depth for sequence in going})
-            going = [sequence for sequence in going if sequence.request_id in grown]
+        self._grow_until_done(able)
         return [self._proposal(sequence, problems[sequence.request_id]) for sequence in asked]
 
     def advance(self, items: Sequence[DraftItem]) -> None:
@@ -160,7 +156,9 @@ class TreeDrafter:
         able = [sequence for sequence in self._sequences.values() if self._model.problem(sequence) is None]
         if self._model.advance(able):
             return []
-        grown = self._expand({each.request_id: each.ahead_depth for each in able if each.max_nodes > 0})
+        grown = self._expand(
+            self._wanted({each.request_id: each.ahead_depth for each in able if each.max_nodes > 0})
+        )
         return list(grown.values()) or None
 
     # ------------------------------------------------------------ committed tokens
@@ -208,14 +206,32 @@ class TreeDrafter:
     def _enough(self, sequence: DraftSequence) -> bool:
         return len(sequence.draft.tree) >= sequence.max_nodes
 
-    def _expand(self, depths: Mapping[str, int]) -> dict[str, DraftNodes]:
-        """One pass over the best leaves of the requests in `depths`, none of whose trees becomes deeper than
-        it says; the new nodes of those that took part."""
+    def _grow_until_done(self, sequences: Sequence[DraftSequence]) -> None:
+        """Passes until the rule wants no more of any tree. Who loses its KV to another on the way is left
+        alone until the next round: two could take it from each other without end."""
+        going = [(sequence, sequence.draft) for sequence in sequences]
+        while going:
+            going = [
+                (sequence, draft)
+                for sequence, draft in going
+                if sequence.draft is draft and not (self._top_up and self._enough(sequence))
+            ]
+            leaves = self._wanted({sequence.request_id: sequence.max_depth for sequence, _ in going})
+            self._expand(leaves)
+            wanting = {leaf.sequence.request_id for leaf in leaves}
+            going = [pair for pair in going if pair[0].request_id in wanting]
+
+    def _wanted(self, depths: Mapping[str, int]) -> list[Leaf]:
+        """The best leaves of the requests in `depths`, none of whose trees becomes deeper than it says."""
         wanted = [
             leaf for name, depth in depths.items() for leaf in self._leaves(self._sequences[name], depth)
         ]
         # A root comes first, so that a request that lost its tree waits for nobody.
         wanted.sort(key=lambda leaf: -leaf.sequence.draft.tree.value(leaf.node))
+        return wanted
+
+    def _expand(self, wanted: Sequence[Leaf]) -> dict[str, DraftNodes]:
+        """One pass over as many of the leaves as it takes; the new nodes of the requests that took part."""
         leaves = wanted[: self._pass_leaves]
         first = {leaf.sequence.request_id: leaf.sequence.num_nodes for leaf in leaves}
         for leaf, found in zip(leaves, self._model.expand(leaves) if leaves else (), strict=True):
