@@ -1,11 +1,12 @@
-"""Every mode over paced groups: real processes, messages and trees at the pass times of hardware that is not here.
+"""Every mode over paced groups: real processes, messages and trees, at the pass times of hardware that is not
+here.
 
-    python benchmarks/paced.py --trace trace.jsonl --pair qwen2-72b --tokens 2000 --repeats 3
+    python benchmarks/paced.py --trace trace.jsonl --pair qwen2-72b --repeats 3
 
 The trace comes from `benchmarks/record_trace.py`. `--accepted X` bends it so that the serial tree accepts X
-guesses per pass, as published for a pair. Times per pass are those of SwiftSpec (ASPLOS 2026): tables 1 and 7,
-section 4.5; in serial modes draft and target have all eight devices each in turn, otherwise a part of them at the
-same time.
+guesses per pass, as published for a pair. Times per pass are those of SwiftSpec (ASPLOS 2026): tables 1 and
+7, section 4.5; in serial modes draft and target have all eight devices each in turn, otherwise a part of them
+at the same time.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ import random
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from paceline.config import Config, GroupsConfig, SpeculationConfig, TreeConfig
-from paceline.core.growth import BestFirst, DraftTree
+from paceline.core.growth import BestFirst
 from paceline.core.params import SamplingParams
-from paceline.core.token_tree import ROOT
+from paceline.core.token_tree import ROOT, TokenTree
+from paceline.core.work import Announcement, DraftItem
+from paceline.drafters.tree_drafter import TreeDrafter
 from paceline.engine.modes import MODES
 from paceline.loading import load
+from paceline.loading.tokenizer import Tokenizer
 from paceline.paced.build import PacedPair, build_paced
-from paceline.paced.world import Moment, World, read_trace
+from paceline.paced.groups import TraceCandidates
+from paceline.paced.world import Recording, Text, World, read_recordings
 
 MS = 1e-3
-VOCAB_SIZE = 49152
+VOCAB_SIZE, CONTEXT = 151936, 4096
 PAIRS = {
     # Table 7: target and draft with 6+2 devices at the same time, 8 each in turn.
     "qwen2-72b": {
@@ -65,50 +71,58 @@ class Result:
     draft_idle: float | None
 
 
-def serial_acceptance(moments: list[Moment], width: int, passes: int, nodes: int) -> float:
+def serial_acceptance(recordings: list[Recording], args: argparse.Namespace) -> float:
     """Guesses accepted per pass by a serial tree over the trace, without processes or waiting."""
-    world, rule = World(moments, VOCAB_SIZE), BestFirst(width, passes)
-    position, last, accepted, rounds = 0, 1, 0, 0
-    while position < len(moments):
-        draft = DraftTree()
-        for _ in range(passes):
-            for leaf in rule.leaves(draft, nodes):
-                depth = draft.tree.depth(leaf)
-                before = draft.tree.tokens[leaf] if leaf != ROOT else last
-                found = world.candidates(position + depth, before, 8)
-                for rank, (token, score) in enumerate(zip(*found, strict=True)):
-                    draft.add(leaf, token, score, rank, score)
-                draft.expanded.add(leaf)
-            draft.passes += 1
-        tree = draft.tree.select(nodes, nodes)
-        start, end = position, last
-        path, tokens = tree.walk(
-            lambda node, at=start, token=end: world.target_token(
-                at + tree.depth(node), tree.tokens[node] if node != ROOT else token
-            )
-        )
-        position, last = position + len(tokens), tokens[-1]
-        accepted, rounds = accepted + len(path), rounds + 1
+    world, accepted, rounds = World(recordings, VOCAB_SIZE), 0, 0
+    rule = BestFirst(args.width, args.passes)
+    for each in recordings:
+        drafter = TreeDrafter(TraceCandidates(world, CONTEXT), rule)
+        text, tokens, told = world.text(each.prompt), list(each.prompt), 0
+        while len(tokens) < len(each.prompt) + len(each.output):
+            note = Announcement(len(each.prompt), SamplingParams().resolved()) if told == 0 else None
+            item = DraftItem("r", told, tuple(tokens[told:]), args.guesses, args.guesses, note)
+            told = len(tokens)
+            (proposal,) = drafter.grow([item])
+            tree = TokenTree.build(proposal.tokens, proposal.parents)
+            path, new = tree.walk(partial(_chosen, text, tokens, tree))
+            tokens += new
+            accepted, rounds = accepted + len(path), rounds + 1
     return accepted / rounds
 
 
-def bent(moments: list[Moment], accepted: float, args: argparse.Namespace) -> list[Moment]:
+def _chosen(text: Text, tokens: list[int], tree: TokenTree, node: int) -> int:
+    last = tree.tokens[node] if node != ROOT else tokens[-1]
+    return text.target_token(len(tokens) + tree.depth(node), last)
+
+
+def bent(recordings: list[Recording], accepted: float, args: argparse.Namespace) -> list[Recording]:
     """The trace with a share of its tokens made easier (the drafter's first choice) or harder (not among its
     candidates), so that the serial tree accepts `accepted`."""
-    low, high = -1.0, 1.0
-    found = moments
-    for _ in range(12):
+    low, high, found, share = -1.0, 1.0, recordings, 0.0
+    for _ in range(10):
         share = (low + high) / 2
         chance = random.Random(7)
-        rank = 0 if share > 0 else None
-        found = [Moment(rank, each.scores) if chance.random() < abs(share) else each for each in moments]
-        reached = serial_acceptance(found, args.width, args.passes, args.guesses)
-        low, high = (share, high) if reached < accepted else (low, share)
+        found = [_bent(each, share, chance) for each in recordings]
+        low, high = (share, high) if serial_acceptance(found, args) < accepted else (low, share)
+    reached = serial_acceptance(found, args)
     print(f"trace: {share:+.1%} of the tokens bent, the serial tree accepts {reached:.2f} per pass")
     return found
 
 
-def run(mode: str, pair: Path, args: argparse.Namespace, tokenizer) -> Result:
+def _bent(each: Recording, share: float, chance: random.Random) -> Recording:
+    rows = []
+    for token, ids in zip(each.output, each.candidates, strict=True):
+        if chance.random() >= abs(share):
+            rows.append(ids)
+            continue
+        others = [other for other in ids if other != token]
+        rows.append(tuple([token, *others] if share > 0 else [*others, -1])[: len(ids)])
+    return msgspec.structs.replace(each, candidates=tuple(tuple(max(i, 0) for i in row) for row in rows))
+
+
+def run(
+    mode: str, pair: Path, recordings: list[Recording], args: argparse.Namespace, tokenizer: Tokenizer
+) -> Result:
     config = Config(
         speculation=SpeculationConfig(num_speculative_tokens=args.guesses),
         tree=TreeConfig(tree_width=args.width, tree_passes=args.passes),
@@ -117,9 +131,9 @@ def run(mode: str, pair: Path, args: argparse.Namespace, tokenizer) -> Result:
     engine = build_paced(pair, config, tokenizer)
     try:
         seconds, tokens = 0.0, 0
-        for index in range(args.requests):
-            prompt = list(range(100, 116 + index))
-            engine.add(f"r{index}", 0, prompt, SamplingParams(max_tokens=args.tokens).resolved())
+        for index, each in enumerate(recordings):
+            params = SamplingParams(max_tokens=len(each.output), ignore_eos=True).resolved()
+            engine.add(f"r{index}", 0, each.prompt, params)
             while not engine.idle:
                 for _, chunk in engine.step():
                     if chunk.output is not None:
@@ -155,29 +169,28 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--accepted", type=float, help="default: as published for the pair; 0 = as recorded")
-    parser.add_argument("--requests", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=600)
+    parser.add_argument("--requests", type=int, help="recorded prompts to take; default: all")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trace-out", type=Path, help="write the lanes of each mode for ui.perfetto.dev")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     preset = PAIRS[args.pair]
-    moments = read_trace(args.trace)
+    recordings = read_recordings(args.trace)[: args.requests]
     accepted = preset["accepted"] if args.accepted is None else args.accepted
     if accepted:
-        moments = bent(moments, accepted, args)
+        recordings = bent(recordings, accepted, args)
     tokenizer = load("embedded").tokenizer
     results = []
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"
-        trace.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in moments))
+        trace.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in recordings))
         for repeat in range(args.repeats):
             for mode in args.modes:
                 times = preset["parallel" if MODES[mode].separate else "serial"]
                 target, draft = (tuple((n, ms * MS) for n, ms in points) for points in times)
                 pair = Path(folder) / f"{args.pair}.json"
                 pair.write_bytes(msgspec.json.encode(PacedPair(target, draft, str(trace))))
-                results.append(run(mode, pair, args, tokenizer))
+                results.append(run(mode, pair, recordings, args, tokenizer))
                 print(f"{repeat + 1}: {results[-1]}", file=sys.stderr)
     report(results, args)
 

@@ -1,5 +1,5 @@
 """Record what a target chooses and what a draft model would have proposed there, on real prompts: the trace
-that paced groups answer from (`paceline.paced.world.Moment`, one JSON line per decoded token).
+that paced groups answer from (`paceline.paced.world.Recording`, one JSON line per prompt).
 
     python benchmarks/record_trace.py TARGET DRAFT --prompts 20 --tokens 128 --out trace.jsonl
 
@@ -21,24 +21,22 @@ from paceline.engine.build import build
 from paceline.execution.forward_batch import Segment
 from paceline.execution.model_runner import ModelRunner
 from paceline.kernels import ops
-from paceline.paced.world import Moment
+from paceline.paced.world import Recording
 from prompts import DEFAULT_DATA
 
 CANDIDATES = 16
 
 
-def moments(runner: ModelRunner, vocab: int, prompt: list[int], output: list[int]) -> list[Moment]:
-    """Of every token of `output`, from one pass of the draft model over all of them."""
+def recording(runner: ModelRunner, vocab: int, prompt: list[int], output: list[int]) -> Recording:
+    """What the draft model proposes in place of every token of `output`, from one pass over all of them."""
     runner.tables.write(0, 0, range(len(prompt)))
     slots = range(len(prompt), len(prompt) + len(output) - 1)
     paths = [list(slots[: depth + 1]) for depth in range(len(slots))]
     logits = runner.forward([Segment(0, 0, prompt, True, output[:-1], paths)])[:, :vocab]
     zeros = [0] * len(output)
     tokens, scores = ops.top_candidates(logits, [0.0] * len(output), zeros, zeros, CANDIDATES)
-    found = []
-    for target, ids, values in zip(output, tokens.tolist(), scores.tolist(), strict=True):
-        found.append(Moment(ids.index(target) if target in ids else None, tuple(round(v, 4) for v in values)))
-    return found
+    rounded = tuple(tuple(round(value, 4) for value in row) for row in scores.tolist())
+    return Recording(tuple(prompt), tuple(output), tuple(map(tuple, tokens.tolist())), rounded)
 
 
 def main() -> None:
@@ -65,8 +63,8 @@ def main() -> None:
     runner = built.engine._executor._target._runner  # type: ignore[attr-defined]
     with args.out.open("wb") as file:
         for prompt, output in tqdm(list(zip(prompts, outputs, strict=True)), desc="draft"):
-            for moment in moments(runner, built.model.vocab_size, prompt, output):
-                file.write(msgspec.json.encode(moment) + b"\n")
+            found = recording(runner, built.model.vocab_size, prompt, output)
+            file.write(msgspec.json.encode(found) + b"\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paceline.core.drafting import DrafterNeeds, DraftLength
+from paceline.core.lookup import Lookup, LookupOdds
 from paceline.core.mirror import DraftMirror
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler, Share
@@ -24,8 +25,6 @@ from paceline.core.work import (
 
 _SWEEP_NODES = 256
 """A mirror of more nodes is swept when the next ones arrive, which is while the target is busy."""
-_LOOKUP_SCORE = -0.7
-"""Log-probability of a token that only the request's own text suggests: about one in two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class DraftLane:
         self._asked: dict[str, tuple[Request, DraftItem]] | None = None
         self._round = 0
         self._generation = 0
+        self._lookup_odds = LookupOdds()
 
     @property
     def busy(self) -> bool:
@@ -124,6 +124,8 @@ class DraftLane:
         self._asked = None
 
     def on_commit(self, request: Request, tokens: tuple[int, ...], *, decoding: bool) -> None:
+        if request.lookup is not None:
+            request.lookup.judge(tokens, self._lookup_odds)
         if request.mirror is not None:
             landing = request.mirror.commit(tokens)
             if decoding:
@@ -208,6 +210,8 @@ class DraftLane:
             item = self._item(request, depth, depth, len(request.tokens))
             if item.announcement is not None:
                 request.mirror = DraftMirror(item.generation, len(request.tokens))
+                if (lookup := self._lookup(request)) is not None:
+                    lookup.read(request.tokens)  # now, while the target is busy with the prompt
             items.append(item)
         return [AdvanceDrafts(tuple(items))] if items else []
 
@@ -220,17 +224,25 @@ class DraftLane:
             count = min(self._wanted(request, len(room)), room[request.request_id])
             request.proposal = self._best(request, count) if count > 0 else None
 
-    def _best(self, request: Request, count: int) -> TokenTree | None:
-        mirror = request.mirror
-        if self._policy.lookup is not None:
-            if request.text is None:
-                request.text = IndexedText(*self._policy.lookup)
-            request.text.extend(request.tokens[len(request.text) :])
+    def _best(self, request: Request, count: int) -> TokenTree:
+        mirror, lookup = request.mirror, self._lookup(request)
         tree = mirror.select(count, count) if mirror is not None else TokenTree()
-        if len(tree) < count and request.text is not None:
-            chain = request.text.continuation(count)
+        if lookup is None:
+            return tree
+        lookup.read(request.tokens)
+        best = tree.best_path()
+        for path in [[], best] if best else [[]]:
+            found = lookup.find(path, count)
+            if found is None:
+                continue
+            score = self._lookup_odds.log_probability(found.matched)
             if mirror is not None:
-                mirror.add_chain(chain, _LOOKUP_SCORE)
-                return mirror.select(count, count)
-            tree = TokenTree.chain(chain, [_LOOKUP_SCORE] * len(chain))
-        return tree
+                mirror.add_chain(path, found.tokens, score)
+            else:
+                tree = TokenTree.chain(found.tokens, [score] * len(found.tokens))
+        return mirror.select(count, count) if mirror is not None and lookup.open else tree
+
+    def _lookup(self, request: Request) -> Lookup | None:
+        if self._policy.lookup is not None and request.lookup is None:
+            request.lookup = Lookup(IndexedText(*self._policy.lookup))
+        return request.lookup

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from paceline.core.lookup import Lookup
 from paceline.core.mirror import DraftMirror
 from paceline.core.params import SamplingParams
 from paceline.core.prefix_cache import CacheNode
 from paceline.core.stats import SpeculationStats
-from paceline.core.text_index import IndexedText
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import RequestSummary
 
@@ -58,7 +58,7 @@ class Request:
     drafter_generation: int = 0
     # What the drafter has grown below the root, where it works ahead; None until it follows this request.
     mirror: DraftMirror | None = None
-    text: IndexedText | None = None
+    lookup: Lookup | None = None
     # What the next pass verifies; None = not decided yet.
     proposal: TokenTree | None = None
     in_flight: bool = False

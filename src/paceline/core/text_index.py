@@ -28,9 +28,15 @@ class IndexedText:
 
     def continuation(self, count: int) -> list[int]:
         """Up to `count` tokens that followed the longest known suffix; empty if none is known."""
+        return self.continuation_after([], count)[0]
+
+    def continuation_after(self, tail: list[int], count: int) -> tuple[list[int], int]:
+        """The same for the text followed by `tail`, which is not taken in; and how many tokens matched."""
+        longest = self._lengths.start
+        suffix = [*self._tokens[max(0, len(self._tokens) - longest) :], *tail][-longest:]
         for length in self._lengths:
-            if length <= len(self._tokens):
-                end = self._first_end.get(tuple(self._tokens[len(self._tokens) - length :]))
+            if length <= len(suffix):
+                end = self._first_end.get(tuple(suffix[len(suffix) - length :]))
                 if end is not None:
-                    return self._tokens[end : end + count]
-        return []
+                    return self._tokens[end : end + count], length
+        return [], 0

@@ -123,6 +123,16 @@ class TokenTree:
                     heapq.heappush(heap, (-self.values[below], below))
         return best
 
+    def best_path(self) -> list[int]:
+        """Tokens from the root down: the best child, its best child, and so on."""
+        tokens: list[int] = []
+        nodes = self.children(ROOT)
+        while nodes:
+            best = max(nodes, key=lambda node: (self.values[node], -node))
+            tokens.append(self.tokens[best])
+            nodes = self.children(best)
+        return tokens
+
     def select(self, max_nodes: int, max_depth: int, root: int = ROOT) -> TokenTree:
         """The best `max_nodes` nodes below `root` by value, no deeper than `max_depth` below it, as a tree
         of its own; connected by construction. Ties go to the node made earlier; the order is kept."""

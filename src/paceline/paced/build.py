@@ -26,18 +26,18 @@ from paceline.engine.modes import growth_rule, mode_of
 from paceline.errors import ConfigError
 from paceline.loading.tokenizer import Tokenizer
 from paceline.paced.groups import PacedCandidates, PacedTarget, PassTimes, TraceCandidates, TraceTarget
-from paceline.paced.world import World, read_trace
+from paceline.paced.world import World, read_recordings
 
 FACTORY = "paceline.paced.build:build_paced_drafter"
 
 
 class PacedPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Two groups. target_s, draft_s: (tokens in a pass, seconds).  trace: file of `Moment`s."""
+    """Two groups. target_s, draft_s: (tokens in a pass, seconds).  trace: file of `Recording`s."""
 
     target_s: tuple[tuple[int, float], ...]
     draft_s: tuple[tuple[int, float], ...]
     trace: str
-    vocab_size: int = 49152
+    vocab_size: int = 151936
     context_length: int = 4096
 
 
@@ -58,7 +58,7 @@ def build_paced(path: Path, config: Config, tokenizer: Tokenizer, *, host: Draft
     Raises ConfigError or EngineError.
     """
     pair, mode = read_pair(path), mode_of(config)
-    world = World(read_trace(Path(pair.trace)), pair.vocab_size)
+    world = World(read_recordings(Path(pair.trace)), pair.vocab_size)
     target = PacedTarget(TraceTarget(world), PassTimes(pair.target_s))
     limits = Limits(context_length=pair.context_length, num_slots=64 * pair.context_length)
     events: SimpleQueue[Any] = SimpleQueue()
@@ -93,7 +93,7 @@ def build_paced(path: Path, config: Config, tokenizer: Tokenizer, *, host: Draft
 def build_paced_drafter(spec: DraftGroupSpec) -> Drafter:
     """The drafter that `spec.config.speculation.draft`, the file of a pair, describes."""
     pair, mode = read_pair(Path(spec.config.speculation.draft)), mode_of(spec.config)
-    world = World(read_trace(Path(pair.trace)), pair.vocab_size)
+    world = World(read_recordings(Path(pair.trace)), pair.vocab_size)
     model = PacedCandidates(TraceCandidates(world, pair.context_length), PassTimes(pair.draft_s))
     rule = growth_rule(mode, spec.config.tree, _num_guesses(spec.config))
     return TreeDrafter(model, rule, keep_tree=mode.keep_tree, top_up=mode.top_up)

@@ -10,7 +10,7 @@ from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import RunTarget, StepDone, TargetItem, Verdict
 from paceline.drafters.tree_drafter import CandidateModel, Candidates, DraftSequence, Leaf
 from paceline.engine.executor import Target
-from paceline.paced.world import World
+from paceline.paced.world import Text, World
 
 
 class PassTimes:
@@ -33,20 +33,27 @@ class TraceTarget:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._texts: dict[str, Text] = {}
 
     def run(self, work: RunTarget) -> StepDone:
+        for item in work.items:
+            if item.announcement is not None:
+                told = item.announcement
+                self._texts[item.request_id] = self._world.text(told.tokens[: told.num_prompt])
         return StepDone(work.step, tuple(self._verdict(item) for item in work.items if item.sample))
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Nothing is kept of a request."""
+        for request_id in request_ids:
+            self._texts.pop(request_id, None)
 
     def _verdict(self, item: TargetItem) -> Verdict:
+        text = self._texts[item.request_id]
         tree = TokenTree.build(item.tree_tokens, item.tree_parents)
         root = item.start + len(item.tokens)
 
         def target_token(node: int) -> int:
             last = tree.tokens[node] if node != ROOT else item.tokens[-1]
-            return self._world.target_token(root + tree.depth(node), last)
+            return text.target_token(root + tree.depth(node), last)
 
         path, tokens = tree.walk(target_token)
         return Verdict(item.request_id, tuple(path), tuple(tokens))
@@ -58,6 +65,7 @@ class TraceCandidates:
     def __init__(self, world: World, context_length: int) -> None:
         self.needs = DrafterNeeds("trace", context_length=context_length)
         self._world = world
+        self._texts: dict[str, Text] = {}
 
     def problem(self, sequence: DraftSequence) -> str | None:  # noqa: ARG002
         return None
@@ -72,12 +80,17 @@ class TraceCandidates:
         return [self._candidates(leaf) for leaf in leaves]
 
     def forget(self, sequence: DraftSequence) -> None:
-        """Nothing is kept of a request."""
+        self._texts.pop(sequence.request_id, None)
 
     def _candidates(self, leaf: Leaf) -> Candidates:
-        tokens, tree = leaf.sequence.tokens, leaf.sequence.draft.tree
-        last = tree.tokens[leaf.node] if leaf.node != ROOT else tokens[-1]
-        return Candidates(*self._world.candidates(len(tokens) + tree.depth(leaf.node), last, leaf.count))
+        sequence, tree = leaf.sequence, leaf.sequence.draft.tree
+        text = self._texts.get(sequence.request_id)
+        if text is None:
+            text = self._world.text(sequence.tokens[: sequence.num_prompt])
+            self._texts[sequence.request_id] = text
+        last = tree.tokens[leaf.node] if leaf.node != ROOT else sequence.tokens[-1]
+        position = len(sequence.tokens) + tree.depth(leaf.node)
+        return Candidates(*text.candidates(position, last, leaf.count))
 
 
 class PacedTarget:
