@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,6 +188,19 @@ def test_requests_arrive_while_both_lanes_run(models: tuple[Path, Path], plain: 
     finally:
         engine.close()
     assert found == [output.token_ids for output in plain.generate(PROMPTS, GREEDY)]
+
+
+def test_an_interrupted_engine_stays_usable(models: tuple[Path, Path], plain: LLM) -> None:
+    """The pass under way goes on behind the caller's back, over slots that are given away meanwhile."""
+    with LLM(models[0], draft=models[1], **APART) as llm:
+        slow_down(llm, 0.05)
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, SamplingParams(max_tokens=150, temperature=0.0))
+        timer.join()
+        check(llm, plain, SAMPLED)
+        assert parts(llm)[1].stats.losses == 0
 
 
 def test_a_model_served_by_another_host(models: tuple[Path, Path], plain: LLM, tmp_path: Path) -> None:

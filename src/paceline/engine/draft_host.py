@@ -93,7 +93,8 @@ class LocalHost:
         process, self._process = self._process, None
         if process is not None:
             process.kill()  # also where it is stopped; it holds nothing that must be saved
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # the kernel may hold on to it, as with a dead disk
+                process.wait(timeout=10)
             if process.stdin is not None:
                 process.stdin.close()
         if self._folder:
