@@ -394,6 +394,7 @@ def test_a_worker_dies_with_its_engine_and_leaves_nothing(folder: Path, stopped:
             assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o700]
             if stopped:
                 worker.suspend()
+                until(lambda: worker.status() == psutil.STATUS_STOPPED)
         finally:
             engine.send_signal(signal.SIGKILL)
     gone, _ = psutil.wait_procs([worker], timeout=10)
