@@ -73,13 +73,15 @@ class Patience:
 @dataclass(slots=True)
 class DraftGroupStats:
     """losses: of the worker.  joins: since the first.  busy_s, up_s: seconds that the drafter worked, and
-    that a worker was there, up to its last sign of life.  dropped: work for a worker that was not there."""
+    that a worker was there, up to its last sign of life.  dropped: work for a worker that was not there.
+    last_loss: why the worker was lost the last time."""
 
     losses: int = 0
     joins: int = 0
     dropped: int = 0
     busy_s: float = 0.0
     up_s: float = 0.0
+    last_loss: str = ""
 
     @property
     def idle_share(self) -> float | None:
@@ -245,6 +247,7 @@ class DraftGroup:
             pause = min(2 * pause, self._patience.last_pause_s)
 
     def _lose(self, reason: str) -> None:
+        self.stats.last_loss = reason
         self.stats.losses += 1
         logger.warning("%s %s; decoding goes on without it until it is back", self._host.name, reason)
         self._events.put(DrafterLost(reason))

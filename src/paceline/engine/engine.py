@@ -10,25 +10,23 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core.engine_core import EngineCore
 from paceline.core.params import SamplingParams
+from paceline.core.stats import SpeculationStats
 from paceline.core.work import (
-    DraftDone,
     Event,
-    GrowDrafts,
-    NodesDrafted,
     RequestAborted,
     RequestArrived,
     RequestDelta,
     RequestSummary,
-    RunTarget,
     StepDone,
     TokenLogprobs,
     Verdict,
-    WaitUntil,
     Work,
     WorkLost,
 )
+from paceline.engine.draft_group import DraftGroupStats
 from paceline.engine.executor import Executor
-from paceline.engine.outputs import Chunk, RequestOutput, Timing, Usage
+from paceline.engine.lanes import LaneRecord
+from paceline.engine.outputs import Chunk, LaneStats, RequestOutput, Timing, Usage
 from paceline.engine.replay import EventLog
 from paceline.engine.text import TextOutput
 from paceline.engine.timeline import Timeline
@@ -39,11 +37,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What every output of an engine carries."""
+    """What every output of an engine carries. mode, placement: see `LaneStats`."""
 
     model: str
     drafter: str
     load_s: float
+    mode: str = ""
+    placement: str = ""
 
 
 @dataclass(slots=True)
@@ -69,10 +69,12 @@ class Engine:
         tokenizer: Tokenizer,
         about: About,
         log: EventLog | None = None,
+        group: DraftGroupStats | None = None,
     ) -> None:
+        """group: of a drafter in a process of its own."""
         self.core = core
         self.about = about
-        self.timeline = Timeline()
+        self._lanes = LaneRecord(about.mode, about.placement, group)
         self._executor = executor
         self._tokenizer = tokenizer
         self._log = log
@@ -82,6 +84,24 @@ class Engine:
     @property
     def idle(self) -> bool:
         return self._executor.idle and not self._ready
+
+    @property
+    def timeline(self) -> Timeline:
+        return self._lanes.timeline
+
+    @property
+    def lanes(self) -> LaneStats:
+        """As of this moment."""
+        return self._lanes.stats()
+
+    @property
+    def speculation(self) -> SpeculationStats:
+        """Of all requests so far, those that still run included: a copy."""
+        total = SpeculationStats()
+        total.add(self.core.speculation)
+        for request in list(self.core.requests.values()):
+            total.add(request.speculation)
+        return total
 
     def add(self, request_id: str, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
         text = TextOutput(self._tokenizer, params)
@@ -117,22 +137,12 @@ class Engine:
         work = self.core.handle(event, now)
         for item in work:
             self._executor.submit(item)
-        self._note_time(now, event, work)
-        self._ready.extend(self._chunk(delta) for delta in self.core.take_outputs())
+        self._lanes.note(now, event, work, idle=self.core.idle)
+        for delta in self.core.take_outputs():
+            if delta.finish_reason is not None:
+                self._lanes.note_end(now, delta)
+            self._ready.append(self._chunk(delta))
         self._record(now, event, work)
-
-    def _note_time(self, now: float, event: Event, work: list[Work]) -> None:
-        match event:
-            case StepDone() if event.seconds:
-                goes_on = any(isinstance(item, RunTarget | GrowDrafts | WaitUntil) for item in work)
-                tokens = sum(max(1, len(verdict.tokens)) for verdict in event.verdicts)
-                self.timeline.target_pass(event.ended - event.seconds, event.ended, tokens, goes_on=goes_on)
-            case DraftDone() if event.seconds:
-                tokens = sum(len(proposal.tokens) for proposal in event.proposals)
-                self.timeline.draft_pass(now - event.seconds, now, tokens)
-            case NodesDrafted() if event.seconds:
-                tokens = sum(len(nodes.tokens) for nodes in event.grown)
-                self.timeline.draft_pass(now - event.seconds, now, tokens)
 
     def _record(self, now: float, event: Event, work: list[Work]) -> None:
         """A log that can no longer be written is given up; the requests go on."""

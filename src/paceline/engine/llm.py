@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,11 @@ from paceline.core.stats import SpeculationStats
 from paceline.drafters.base import Drafter
 from paceline.engine.build import build
 from paceline.engine.intake import Intake, Prompt
-from paceline.engine.outputs import Chunk, RequestOutput, Timing, Usage
+from paceline.engine.outputs import Chunk, LaneStats, RequestOutput, Timing, Usage
+from paceline.engine.timeline import check_trace
 from paceline.errors import EngineError, RequestError, shown
+
+logger = logging.getLogger(__name__)
 
 
 class LLM:
@@ -27,7 +31,8 @@ class LLM:
 
     model: as `paceline.config.Config.model`.  draft: "ngram", "none", a model's name, or a Drafter of your
     own.  options: any other configuration key by its last name, such as `dtype` or `max_num_seqs`.
-    record: file for the event log.
+    record: file for the event log.  trace: file for a picture of both lanes, which `close` writes; open it in
+    ui.perfetto.dev.
 
     Raises ConfigError, ModelError or KernelError.
     """
@@ -39,8 +44,12 @@ class LLM:
         draft: str | Path | Drafter | None = None,
         config: Config | None = None,
         record: str | Path | None = None,
+        trace: str | Path | None = None,
         **options: Any,
     ) -> None:
+        self._trace = Path(trace) if trace is not None else None
+        if self._trace is not None:
+            check_trace(self._trace)
         own = draft if draft is not None and not isinstance(draft, str | Path) else None
         options |= {"model": model, "draft": None if own is not None else draft}
         self.config = with_options(config, options) if config else load_config(options=options)
@@ -50,6 +59,7 @@ class LLM:
         self.precision = built.precision
         self.device = built.device
         self.engine = built.engine
+        self.engine.timeline.keep_tokens = self._trace is not None
         limits = built.engine.core.config.limits
         self.intake = Intake(built.model, limits.context_length, self.config.seed)
         self._ids = itertools.count()
@@ -58,6 +68,16 @@ class LLM:
     @property
     def load_s(self) -> float:
         return self.engine.about.load_s
+
+    @property
+    def speculation(self) -> SpeculationStats:
+        """What was guessed and what came of it, of all requests so far."""
+        return self.engine.speculation
+
+    @property
+    def lanes(self) -> LaneStats:
+        """How target and drafter shared the time so far, and whether the drafter is there."""
+        return self.engine.lanes
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation (`[{"role": ..., "content": ...}]`) up to where the answer begins.
@@ -97,7 +117,14 @@ class LLM:
         return self._stream(self.intake.prompt_ids(prompt), self.intake.params(params))
 
     def close(self) -> None:
+        """Writes the trace that was asked for. May be called twice. Raises EngineError if it cannot be
+        written."""
         self.engine.close()
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            self.engine.timeline.write_trace(
+                trace, lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False)
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +132,12 @@ class LLM:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except EngineError as error:
+            if kind is None:
+                raise
+            logger.warning("%s", error)  # what ended the block matters more
 
     # ------------------------------------------------------------ one engine, many waiting for it
 

@@ -56,6 +56,35 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneStats:
+    """How target and drafter shared the time of an engine, all its requests together; `None` where there is
+    nothing to tell yet.
+
+    mode, placement: those in force (`paceline.config.GroupsConfig`).  target_passes, draft_passes: passes,
+    the drafter's as far as the engine was told of them.  target_busy_s, draft_busy_s: seconds in them.
+    target_gap_median_s, target_gap_p99_s: seconds from the end of a target pass to the start of the next,
+    while requests ran.  draft_idle_share: share of the time with requests, in [0, 1], in which the drafter
+    did nothing; in modes that keep guesses until they are asked for (swiftspec, discard, outcome-cache), of
+    the time since it was there.  drafter_losses, drafter_joins: how often it was lost and came back.
+    drafter_away: whether it is lost now; decoding goes on without it.  drafter_loss_reason: of the last loss.
+    """
+
+    mode: str
+    placement: str
+    target_passes: int = 0
+    target_busy_s: float = 0.0
+    target_gap_median_s: float | None = None
+    target_gap_p99_s: float | None = None
+    draft_passes: int = 0
+    draft_busy_s: float = 0.0
+    draft_idle_share: float | None = None
+    drafter_losses: int = 0
+    drafter_joins: int = 0
+    drafter_away: bool = False
+    drafter_loss_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a stream. `output` is set on the last one."""
 
