@@ -33,9 +33,9 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class SpeculationConfig(_Table, frozen=True):
     """draft: "ngram", "none", or a model (as `Config.model`).
 
-    num_speculative_tokens: guesses per request and step, whatever the batch; unset = up to 5, fewer or none
-    where the batch alone fills a pass. `length_by_batch_size`, pairs of (smallest batch size, length),
-    replaces it where given, with 0 below the first pair.
+    num_speculative_tokens: guesses per request and step, whatever the batch; unset = as many, up to 7, as pay
+    for themselves by measured costs and acceptance. `length_by_batch_size`, pairs of (smallest batch size,
+    length), replaces it where given, with 0 below the first pair.
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram that the n-gram drafter looks up.
     """
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paceline.core.drafting import DrafterNeeds, DraftLength
+from paceline.core.hand_over import HandOver
 from paceline.core.lookup import Lookup, LookupOdds
 from paceline.core.mirror import DraftMirror
+from paceline.core.planner import Planner
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler, Share
 from paceline.core.text_index import IndexedText
@@ -31,11 +33,13 @@ _SWEEP_NODES = 256
 class DraftPolicy:
     """drafter: what it declares, None = there is none.  length: guesses verified per request and pass.
     lookup: shortest and longest n-gram by which a request's own text fills up what the drafter left open,
-    None = it does not."""
+    None = it does not.  planned: whether `length` is a bound within which measured costs and acceptance
+    decide, or what is done."""
 
     drafter: DrafterNeeds | None
     length: DraftLength
     lookup: tuple[int, int] | None = None
+    planned: bool = False
 
 
 class DraftLane:
@@ -51,6 +55,8 @@ class DraftLane:
         self._round = 0
         self._generation = 0
         self._lookup_odds = LookupOdds()
+        self._planner = Planner()
+        self._hand_over = HandOver()
 
     @property
     def busy(self) -> bool:
@@ -77,6 +83,9 @@ class DraftLane:
         for request, _ in current.values():
             if request.proposal is None:
                 request.proposal = TokenTree()
+        depths = (depth for request, _ in current.values() for depth in request.guesses.depths)
+        deepest = max(depths, default=0)
+        self._planner.on_draft(deepest, event.seconds)
 
     def _checked(self, request: Request, item: DraftItem, proposal: Proposal) -> TokenTree:
         """The proposal as a tree within the bounds asked for; an invalid one costs only its own guesses."""
@@ -96,12 +105,14 @@ class DraftLane:
         request.speculation.num_drafted_nodes += len(tree)
         return tree.select(item.max_nodes, item.max_depth)
 
-    def on_nodes(self, event: NodesDrafted, requests: Mapping[str, Request]) -> None:
+    def on_nodes(self, event: NodesDrafted, requests: Mapping[str, Request], now: float) -> None:
         for nodes in event.grown:
             request = requests.get(nodes.request_id)
             mirror = request.mirror if request is not None else None
             if request is None or mirror is None or mirror.generation != nodes.generation:
                 continue  # of a request that ended, or of the drafter's life before it was lost
+            caught_up = nodes.num_tokens == len(request.tokens)
+            self._hand_over.on_nodes(request.request_id, now, caught_up=caught_up)
             if len(mirror.tree) > _SWEEP_NODES:
                 mirror.sweep()
             try:
@@ -117,13 +128,31 @@ class DraftLane:
         for request in requests:
             request.num_drafter_tokens, request.mirror = 0, None
 
+    def on_end(self, request_id: str) -> None:
+        self._hand_over.forget(request_id)
+
     def on_joined(self) -> None:
         self.lost = None
 
     def on_work_lost(self) -> None:
         self._asked = None
 
-    def on_commit(self, request: Request, tokens: tuple[int, ...], *, decoding: bool) -> None:
+    def on_pass(self, tokens: int, seconds: float) -> None:
+        """A target pass over so many tokens, none of them a prompt's, took so long."""
+        self._planner.target.learn(tokens, seconds)
+
+    def on_commit(
+        self,
+        request: Request,
+        tokens: tuple[int, ...],
+        verified: int,
+        accepted: int,
+        now: float,
+        *,
+        decoding: bool,
+    ) -> None:
+        request.acceptance.count(verified, accepted)
+        self._hand_over.on_commit(len(tokens), now)
         if request.lookup is not None:
             request.lookup.judge(tokens, self._lookup_odds)
         if request.mirror is not None:
@@ -143,6 +172,8 @@ class DraftLane:
             if not request.decoding or request.proposal is not None:
                 continue
             count = min(self._wanted(request, len(room)), room[request.request_id])
+            if self._policy.planned and self._chosen_here(request):
+                count = self._planner.length(request.acceptance, count, len(room))
             if count > 0:
                 asked[request.request_id] = (request, self._item(request, count, count, len(request.tokens)))
         if not asked:
@@ -195,7 +226,7 @@ class DraftLane:
 
     # ------------------------------------------------------------ at the same time as the target
 
-    def follow(self) -> list[Work]:
+    def follow(self, now: float) -> list[Work]:
         """Tells a drafter that works ahead every token it has not seen; it goes on below the last."""
         if self._drafter is None:
             return []
@@ -208,6 +239,7 @@ class DraftLane:
             # Below the last token of a prompt it may start before the target has read it.
             depth = max(request.tokens_left(context) - 1, 0)
             item = self._item(request, depth, depth, len(request.tokens))
+            self._hand_over.on_follow(request.request_id, now)
             if item.announcement is not None:
                 request.mirror = DraftMirror(item.generation, len(request.tokens))
                 if (lookup := self._lookup(request)) is not None:
@@ -215,14 +247,27 @@ class DraftLane:
             items.append(item)
         return [AdvanceDrafts(tuple(items))] if items else []
 
-    def propose(self) -> None:
-        """Gives every decoding request the best nodes there are below its root, at this moment."""
+    def propose(self, now: float) -> float:
+        """Gives every decoding request the best nodes there are below its root, at this moment. Returns when
+        the target should take them: `now`, or a moment until which better ones are worth waiting for."""
         room = self._scheduler.draft_room()
-        for request in self._scheduler.running:
-            if not request.decoding:
-                continue
+        deciding = [request for request in self._scheduler.running if request.decoding]
+        for request in deciding:
             count = min(self._wanted(request, len(room)), room[request.request_id])
-            request.proposal = self._best(request, count) if count > 0 else None
+            request.proposal = self._best(request, count) if count > 0 else TokenTree()
+        if self._policy.planned:
+            trees = {request.request_id: request.guesses for request in deciding}
+            trimmed = self._planner.trimmed(trees)
+            for request in deciding:
+                if self._chosen_here(request):
+                    request.proposal = trimmed[request.request_id]
+        if len(deciding) < len(self._scheduler.running) or self.lost is not None:
+            return now
+        return self._hand_over.at(deciding, now)
+
+    def _chosen_here(self, request: Request) -> bool:
+        """Whether how much is guessed is ours to choose, and not the request's own wish."""
+        return request.params.num_speculative_tokens is None
 
     def _best(self, request: Request, count: int) -> TokenTree:
         mirror, lookup = request.mirror, self._lookup(request)

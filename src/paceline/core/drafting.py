@@ -36,19 +36,6 @@ class FixedLength:
 
 
 @dataclass(frozen=True, slots=True)
-class LengthWithinPass:
-    """Up to `num_speculative_tokens` guesses as long as a pass over all roots and guesses stays within
-    `pass_tokens`: up to there a pass costs little more than over the roots alone, since it must read the
-    weights anyway; beyond, every guess costs like a token and few are worth it."""
-
-    num_speculative_tokens: int
-    pass_tokens: int
-
-    def wanted(self, batch_size: int) -> int:
-        return max(0, min(self.num_speculative_tokens, self.pass_tokens // max(batch_size, 1) - 1))
-
-
-@dataclass(frozen=True, slots=True)
 class LengthByBatchSize:
     """A table of (smallest batch size, length), ascending, as vLLM's `num_speculative_tokens_per_batch_size`;
     0 below its first row."""

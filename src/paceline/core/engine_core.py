@@ -70,7 +70,7 @@ class EngineCore:
             case StepDone():
                 self._on_step_done(event, now)
             case NodesDrafted():
-                self.drafts.on_nodes(event, self.requests)
+                self.drafts.on_nodes(event, self.requests, now)
             case DraftDone():
                 self.drafts.on_done(event, self.requests)
             case RequestArrived():
@@ -155,6 +155,9 @@ class EngineCore:
         if self._shares is None or event.step != self._step:
             return
         shares, self._shares = self._shares, None
+        if all(share.request.decoding for share in shares.values()):
+            size = sum(share.length + len(share.tree) for share in shares.values())
+            self.drafts.on_pass(size, event.seconds)
         verdicts = {verdict.request_id: verdict for verdict in event.verdicts}
         for request_id, share in shares.items():
             share.request.in_flight = False
@@ -194,7 +197,8 @@ class EngineCore:
         elif request.num_cached_slots < request.num_prompt:
             self.scheduler.share_prefix(request, min(request.num_prompt, request.num_computed))
         tokens, logprobs = verdict.tokens[:kept], verdict.logprobs[:kept]
-        self.drafts.on_commit(request, tokens, decoding=not prefilled)
+        accepted = min(len(verdict.path), kept)
+        self.drafts.on_commit(request, tokens, num_draft, accepted, now, decoding=not prefilled)
         if reason is None:
             self._emit(RequestDelta(request.request_id, tokens, logprobs))
         else:
@@ -223,6 +227,7 @@ class EngineCore:
         self.scheduler.leave(request)
         self.speculation.add(request.speculation)
         del self.requests[request.request_id]
+        self.drafts.on_end(request.request_id)
         self._released.append(request.request_id)
 
     def _emit(self, delta: RequestDelta) -> None:
@@ -243,11 +248,11 @@ class EngineCore:
     def plan_drafts(self) -> list[Work]:
         return self.drafts.plan_round()
 
-    def follow_drafts(self) -> list[Work]:
-        return self.drafts.follow()
+    def follow_drafts(self, now: float) -> list[Work]:
+        return self.drafts.follow(now)
 
-    def propose(self) -> None:
-        self.drafts.propose()
+    def propose(self, now: float) -> float:
+        return self.drafts.propose(now)
 
     def plan_target(self, *, follow_prefill: bool) -> list[Work]:
         shares = self.scheduler.schedule() or self._without_the_stuck()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.work import Work
+from paceline.core.work import WaitUntil, Work
 
 
 class Lanes(Protocol):
@@ -21,12 +21,13 @@ class Lanes(Protocol):
         """A draft round for the requests that decode and have no proposal yet; empty if none wants one."""
         ...
 
-    def follow_drafts(self) -> list[Work]:
+    def follow_drafts(self, now: float) -> list[Work]:
         """Tells a drafter that works ahead what it has not seen."""
         ...
 
-    def propose(self) -> None:
-        """Lets the requests that decode have the best guesses there are at this moment."""
+    def propose(self, now: float) -> float:
+        """Lets the requests that decode have the best guesses there are at this moment; when the target
+        should take them if no better ones come."""
         ...
 
     def plan_target(self, *, follow_prefill: bool) -> list[Work]:
@@ -52,12 +53,14 @@ class SerialPlacement:
 
 @dataclass(frozen=True, slots=True)
 class OverlappedPlacement:
-    """Draft and target at the same time: the target takes what guesses there are the moment it is free, and
-    the drafter learns of the verdict meanwhile. Nothing waits for the drafter."""
+    """Draft and target at the same time: the target takes what guesses there are when it is free, and the
+    drafter learns of the verdict meanwhile. Nothing waits for the drafter, but where a moment's wait pays."""
 
-    def next_work(self, lanes: Lanes, now: float) -> list[Work]:  # noqa: ARG002
-        work = lanes.follow_drafts()
-        if not lanes.target_busy:
-            lanes.propose()
-            work += lanes.plan_target(follow_prefill=False)
-        return work
+    def next_work(self, lanes: Lanes, now: float) -> list[Work]:
+        work = lanes.follow_drafts(now)
+        if lanes.target_busy:
+            return work
+        start = lanes.propose(now)
+        if start > now:
+            return [*work, WaitUntil(start)]
+        return work + lanes.plan_target(follow_prefill=False)

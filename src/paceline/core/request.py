@@ -9,6 +9,7 @@ from enum import StrEnum
 from paceline.core.lookup import Lookup
 from paceline.core.mirror import DraftMirror
 from paceline.core.params import SamplingParams
+from paceline.core.planner import Acceptance
 from paceline.core.prefix_cache import CacheNode
 from paceline.core.stats import SpeculationStats
 from paceline.core.token_tree import TokenTree
@@ -59,6 +60,7 @@ class Request:
     # What the drafter has grown below the root, where it works ahead; None until it follows this request.
     mirror: DraftMirror | None = None
     lookup: Lookup | None = None
+    acceptance: Acceptance = field(default_factory=Acceptance)
     # What the next pass verifies; None = not decided yet.
     proposal: TokenTree | None = None
     in_flight: bool = False
@@ -68,6 +70,10 @@ class Request:
     first_token_at: float | None = None
     last_token_at: float | None = None
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def guesses(self) -> TokenTree:
+        return self.proposal or TokenTree()
 
     @property
     def num_output(self) -> int:

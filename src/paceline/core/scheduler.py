@@ -173,7 +173,7 @@ class Scheduler:
         self, request: Request, length: int, max_nodes: int, planned: dict[str, Share]
     ) -> Share | None:
         """Takes slots for `length` known tokens and as many guesses as fit; None when it must wait."""
-        tree = request.proposal or TokenTree()
+        tree = request.guesses
         tree = tree.select(max_nodes, request.tokens_left(self.limits.context_length) - 1)
         missing = request.num_computed + length - len(request.slots)
         slots = self._ledger.take(missing + len(tree))

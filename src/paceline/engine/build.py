@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.config import Config
 from paceline.core.draft_lane import DraftPolicy
-from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize, LengthWithinPass
+from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.scheduler import Limits
@@ -19,6 +19,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.tree_drafter import TreeDrafter
+from paceline.engine.auto_placement import settled
 from paceline.engine.device_groups import DeviceGroup, groups_of
 from paceline.engine.disaggregated import DisaggregatedExecutor
 from paceline.engine.draft_group import DraftGroup, Patience
@@ -33,11 +34,6 @@ from paceline.engine.replay import EventLog
 from paceline.errors import ConfigError, shown
 from paceline.execution.target import TargetExecutor
 from paceline.loading import LoadedModel, check_same_vocabulary, load
-
-_USUAL_CHAIN, _USUAL_TREE = 5, 7
-_CHEAP_PASS_TOKENS = {"cpu": 8, "cuda": 128}
-"""Where a pass stops being bound by reading the weights. CPU: measured, see docs/benchmarks.md. CUDA: from
-the ratio of arithmetic to bandwidth of current devices, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +59,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
     Raises ConfigError, ModelError, KernelError or EngineError.
     """
     started = time.perf_counter()
+    config = settled(config)
     mode = mode_of(config)
     separate = mode.separate or config.groups.placement == "disaggregated"
     _check_draft(config, drafter, separate=separate)
@@ -83,16 +80,16 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
     if drafts and separate:
         draft = _separate_draft(config, mode, model, limits, draft_group, events)
     elif drafts:
-        own = drafter or _drafter(
-            config, mode, draft_model, limits, device, model.vocab_size, model.eos_token_ids
-        )
+        own = drafter or _drafter(config, mode, draft_model, limits, model.vocab_size, model.eos_token_ids)
         draft = _Draft(own.needs, own)
     core_config = CoreConfig(
         limits=limits,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.scheduler.prefix_cache,
-        drafting=DraftPolicy(draft.needs, _draft_length(config, mode, device), _lookup(config, mode)),
+        drafting=DraftPolicy(
+            draft.needs, _draft_length(config, mode), _lookup(config, mode), _planned(config, mode)
+        ),
         placement=OverlappedPlacement() if mode.overlapped else SerialPlacement(),
     )
     target_executor = TargetExecutor(runner, model.eos_token_ids)
@@ -103,9 +100,14 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         executor = LocalExecutor(target_executor, draft.drafter)
     log = EventLog(record, core_config) if record is not None else None
     about = About(
-        model.name, draft.needs.name if draft.needs is not None else "none", time.perf_counter() - started
+        model.name,
+        draft.needs.name if draft.needs is not None else "none",
+        time.perf_counter() - started,
+        mode.name,
+        "disaggregated" if separate else "serial",
     )
-    engine = Engine(EngineCore(core_config), executor, model.tokenizer, about, log)
+    group = draft.group.stats if draft.group is not None else None
+    engine = Engine(EngineCore(core_config), executor, model.tokenizer, about, log, group)
     return Built(engine, model, precision, device)
 
 
@@ -118,9 +120,7 @@ def build_drafter(spec: DraftGroupSpec) -> Drafter:
         precision = resolve_precision(config.speculation.draft_dtype, device)
         _, group = groups_of(config, device, separate=True)
         draft = ModelSetup(load(config.speculation.draft), precision, device, group, config.exact)
-    return _drafter(
-        config, mode_of(config), draft, spec.limits, device, spec.target_vocab_size, spec.eos_token_ids
-    )
+    return _drafter(config, mode_of(config), draft, spec.limits, spec.target_vocab_size, spec.eos_token_ids)
 
 
 # ---------------------------------------------------------------- checks
@@ -177,7 +177,6 @@ def _drafter(
     mode: Mode,
     draft: ModelSetup | None,
     limits: Limits,
-    device: str,
     target_vocab_size: int,
     eos_token_ids: Sequence[int],
 ) -> Drafter:
@@ -191,7 +190,7 @@ def _drafter(
         num_slots=limits.num_slots,
         chunk_tokens=limits.max_batch_tokens,
     )
-    length = _draft_length(config, mode, device)
+    length = _draft_length(config, mode)
     rule = growth_rule(mode, config.tree, max(length.wanted(size) for size in range(1, 17)))
     return TreeDrafter(candidates, rule, keep_tree=mode.keep_tree, top_up=mode.top_up)
 
@@ -225,14 +224,19 @@ def _separate_draft(
     return _Draft(draft_group.start(), group=draft_group)
 
 
-def _draft_length(config: Config, mode: Mode, device: str) -> DraftLength:
+def _draft_length(config: Config, mode: Mode) -> DraftLength:
     speculation = config.speculation
     if speculation.length_by_batch_size:
         return LengthByBatchSize(speculation.length_by_batch_size)
-    if speculation.num_speculative_tokens is not None:
-        return FixedLength(speculation.num_speculative_tokens)
-    usual = _USUAL_CHAIN if mode.growth == "chain" else _USUAL_TREE
-    return LengthWithinPass(usual, _CHEAP_PASS_TOKENS[device])
+    given = speculation.num_speculative_tokens
+    return FixedLength(mode.num_guesses if given is None else given)
+
+
+def _planned(config: Config, mode: Mode) -> bool:
+    """Whether the length is only a bound: nobody fixed it, and the mode is not there to be compared with."""
+    speculation = config.speculation
+    fixed = speculation.num_speculative_tokens is not None or bool(speculation.length_by_batch_size)
+    return mode.planned and not fixed
 
 
 def _lookup(config: Config, mode: Mode) -> tuple[int, int] | None:

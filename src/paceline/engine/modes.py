@@ -17,7 +17,8 @@ class Mode:
     """separate: the drafter needs a process of its own.  overlapped: the target waits for nobody.
     ahead: what the drafter does while the target is busy: nothing, grow and send the nodes, or grow and keep
     them until it is asked.  growth: the rule, unless another is chosen.  keep_tree, top_up: see
-    `drafters.tree_drafter.TreeDrafter`."""
+    `drafters.tree_drafter.TreeDrafter`.  num_guesses: per verification, unless another number is chosen.
+    planned: whether that is a bound, within which `core.planner` decides."""
 
     name: str
     growth: str
@@ -26,13 +27,15 @@ class Mode:
     ahead: AheadMode = "off"
     keep_tree: bool = True
     top_up: bool = False
+    num_guesses: int = 7
+    planned: bool = False
 
 
 MODES = {
     mode.name: mode
     for mode in (
         Mode("autoregressive", "chain"),
-        Mode("serial-chain", "chain"),
+        Mode("serial-chain", "chain", planned=True),
         # SpecExec, arXiv 2406.02532: the best nodes of a tree grown before each verification.
         Mode("serial-tree", "best-first"),
         # SwiftSpec, arXiv 2506.11309, as published: a persistent tree, one meeting per round.
@@ -41,7 +44,7 @@ MODES = {
         Mode("discard", "best-first", separate=True, ahead="silent", top_up=True, keep_tree=False),
         # Saguaro, arXiv 2603.03251: a chain for each likely outcome.
         Mode("outcome-cache", "outcomes", separate=True, ahead="silent"),
-        Mode("overlapped", "calibrated", separate=True, overlapped=True, ahead="stream"),
+        Mode("overlapped", "calibrated", separate=True, overlapped=True, ahead="stream", planned=True),
     )
 }
 

@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.core import work as messages
 from paceline.core.draft_lane import DraftPolicy
-from paceline.core.drafting import DrafterNeeds, FixedLength, LengthByBatchSize, LengthWithinPass
+from paceline.core.drafting import DrafterNeeds, FixedLength, LengthByBatchSize
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.scheduler import Limits
@@ -116,8 +116,7 @@ def _untagged(entry: dict[str, Any]) -> Any:
 
 
 _CHOICES: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (FixedLength, LengthWithinPass, LengthByBatchSize, SerialPlacement, OverlappedPlacement)
+    kind.__name__: kind for kind in (FixedLength, LengthByBatchSize, SerialPlacement, OverlappedPlacement)
 }
 """The policies that have a written form."""
 
@@ -142,6 +141,7 @@ def _config_to_json(config: CoreConfig) -> dict[str, Any]:
         "drafter": msgspec.to_builtins(config.drafting.drafter),
         "length": _named(config.drafting.length),
         "lookup": config.drafting.lookup,
+        "planned": config.drafting.planned,
         "placement": _named(config.placement),
     }
 
@@ -157,6 +157,7 @@ def _config_from_json(entry: dict[str, Any]) -> CoreConfig:
             msgspec.convert(entry["drafter"], DrafterNeeds | None),
             _chosen(entry["length"]),
             tuple(lookup) if lookup is not None else None,
+            entry["planned"],
         ),
         placement=_chosen(entry["placement"]),
     )

@@ -1,0 +1,127 @@
+"""How much to guess and to verify, from measured costs and what was accepted so far: the expected tokens per
+second of a step are largest where one more guess adds no more than it costs (TurboSpec, arXiv 2406.14066)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import exp
+
+from paceline.core.token_tree import TokenTree
+
+_MEMORY = 0.1
+"""Weight of the newest measurement."""
+_TOKEN_SHARE = 0.04
+"""What one more token adds to a pass over one, until measured: it is bound by reading the weights."""
+_MOST_TOKENS = 256
+_RETRY_STEPS = 24
+"""A request that drafts nothing tries again after so many of its steps: texts change."""
+
+
+class PassCost:
+    """Seconds of a target pass by the number of tokens in it, learnt while it runs.
+
+    Sizes that were seen are remembered one by one, since costs have steps where the kernels have; others lie
+    on a line through them. Never falling in the number of tokens.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}
+        self._line: tuple[float, float] | None = None
+
+    @property
+    def known(self) -> bool:
+        return bool(self._seen)
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        if not 0 < tokens <= _MOST_TOKENS or seconds <= 0.0:
+            return
+        before = self._seen.get(tokens)
+        # A pass that was disturbed from outside says nothing about its size.
+        seconds = seconds if before is None else min(seconds, 2.0 * before)
+        self._seen[tokens] = seconds if before is None else before + _MEMORY * (seconds - before)
+        self._line = None
+
+    def of(self, tokens: int) -> float:
+        base, slope = self._line or self._fit()
+        return max(self._seen.get(tokens, base + slope * tokens), base + slope)
+
+    def _fit(self) -> tuple[float, float]:
+        sizes = list(self._seen)
+        mean_size = sum(sizes) / len(sizes)
+        mean_cost = sum(self._seen.values()) / len(sizes)
+        spread = sum((size - mean_size) ** 2 for size in sizes)
+        least = min(self._seen[size] / (1.0 + _TOKEN_SHARE * size) for size in sizes) * _TOKEN_SHARE
+        slope = least
+        if spread:
+            slope = sum((size - mean_size) * (self._seen[size] - mean_cost) for size in sizes) / spread
+        slope = max(slope, 0.0)
+        self._line = (max(mean_cost - slope * mean_size, 0.0), slope)
+        return self._line
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How often one request's next guess is the target's token, recent ones counting most."""
+
+    hits: float = 3.0
+    trials: float = 4.0
+    idle_steps: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.hits / self.trials
+
+    def count(self, verified: int, accepted: int) -> None:
+        for at in range(min(verified, accepted + 1)):
+            self.hits = 0.95 * self.hits + (at < accepted)
+            self.trials = 0.95 * self.trials + 1.0
+
+
+@dataclass(slots=True)
+class Planner:
+    """guess_s: seconds of the drafter per guess in a chain."""
+
+    target: PassCost = field(default_factory=PassCost)
+    guess_s: float | None = None
+
+    def on_draft(self, depth: int, seconds: float) -> None:
+        """depth: of the deepest guess; one draft pass per level."""
+        if depth > 0 and seconds > 0.0:
+            each = seconds / depth
+            self.guess_s = each if self.guess_s is None else self.guess_s + _MEMORY * (each - self.guess_s)
+
+    def length(self, accepted: Acceptance, most: int, batch_size: int) -> int:
+        """How many guesses in a row are worth making for a request that shares its pass with `batch_size - 1`
+        others, all of which are taken to be like it."""
+        if not self.target.known or self.guess_s is None:
+            return most
+        best, best_rate, expected = 0, batch_size / self.target.of(batch_size), 1.0
+        for length in range(1, most + 1):
+            expected += accepted.rate**length
+            seconds = self.target.of(batch_size * (1 + length)) + length * self.guess_s
+            if batch_size * expected / seconds > best_rate:
+                best, best_rate = length, batch_size * expected / seconds
+        if best:
+            accepted.idle_steps = 0
+            return best
+        accepted.idle_steps += 1
+        return min(2, most) if accepted.idle_steps % _RETRY_STEPS == 0 else 0
+
+    def trimmed(self, trees: Mapping[str, TokenTree]) -> dict[str, TokenTree]:
+        """Of every request's tree what is worth verifying, all sharing one pass. trees: of all requests that
+        take part; their scores are log-probabilities given the parent."""
+        if not self.target.known:
+            return dict(trees)
+        ranked = sorted((-value, name) for name, tree in trees.items() for value in tree.values)  # best first
+        kept = dict.fromkeys(trees, 0)
+        roots, expected, at_best = len(trees), float(len(trees)), 0
+        best_rate = expected / self.target.of(roots)
+        for count, (surprise, _) in enumerate(ranked, 1):
+            expected += exp(-surprise)
+            rate = expected / self.target.of(roots + count)
+            if rate > best_rate:
+                best_rate, at_best = rate, count
+        for _, name in ranked[:at_best]:
+            kept[name] += 1
+        return {name: tree.select(kept[name], len(tree)) for name, tree in trees.items()}
