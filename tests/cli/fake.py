@@ -11,27 +11,32 @@ from paceline.config import Config
 from paceline.core.params import SamplingParams
 from paceline.core.stats import SpeculationStats
 from paceline.core.work import TokenLogprobs
-from paceline.engine.outputs import Chunk, RequestOutput, Timing, Usage
+from paceline.engine.outputs import Chunk, LaneStats, RequestOutput, Timing, Usage
 from paceline.errors import PacelineError
 
 WORDS = ["Draft", " early,", " verify", " once", "."]
 
 
 class FakeLLM:
-    """`answer` gives the words of a prompt; `on_chunk` runs before each of them is handed out."""
+    """`answer` gives the words of a prompt; `on_chunk` runs before each of them is handed out, `spoken` is
+    what is said of guesses in a request's output."""
 
     answer: Callable[[SamplingParams], list[str]] = staticmethod(lambda _: WORDS)
     on_chunk: Callable[[int], None] = staticmethod(lambda _: None)
     fail_at_start: PacelineError | None = None
     fail_in_request: str | None = None
     seconds_per_token = 0.1
+    speculation = SpeculationStats()
+    spoken = SpeculationStats(2, 4, 2, 5, 3)
+    lanes = LaneStats("serial-chain", "serial")
     made: list[FakeLLM]
 
-    def __init__(self, *, config: Config, record: Path | None = None) -> None:
+    def __init__(self, *, config: Config, record: Path | None = None, trace: Path | None = None) -> None:
         if self.fail_at_start is not None:
             raise self.fail_at_start
         self.config = config
         self.record = record
+        self.trace = trace
         self.closed = False
         self.asked: list[tuple[Any, SamplingParams]] = []
         self.aborted = 0
@@ -80,7 +85,7 @@ class FakeLLM:
             usage=Usage(len(prompt), count),
             timing=Timing(0.5, 0.25, decode, decode / (count - 1) if decode else None),
             drafter=self.config.speculation.draft,
-            speculation=SpeculationStats(2, 4, 2, 5, 3) if speculative else SpeculationStats(4, 4),
+            speculation=self.spoken if speculative else SpeculationStats(4, 4),
             model=self.config.model,
             seed=params.seed if params.seed is not None else 77,
             logprobs=[TokenLogprobs(-0.5, 1, ((5, -0.5), (6, float("-inf"))))] * count

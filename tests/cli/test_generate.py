@@ -56,9 +56,28 @@ def test_json_is_one_object_with_the_documented_keys(run: Run) -> None:
         "speculation": {
             "drafter": "ngram",
             "num_drafts": 2,
+            "num_drafted_nodes": 0,
             "num_draft_tokens": 5,
             "num_accepted_tokens": 3,
             "mean_acceptance_length": 2.5,
+            "num_hits": 0,
+            "num_leaf_hits": 0,
+            "num_misses": 0,
+        },
+        "lanes": {
+            "mode": "serial-chain",
+            "placement": "serial",
+            "target_passes": 0,
+            "target_busy_s": 0.0,
+            "target_gap_median_s": None,
+            "target_gap_p99_s": None,
+            "draft_passes": 0,
+            "draft_busy_s": 0.0,
+            "draft_idle_share": None,
+            "drafter_losses": 0,
+            "drafter_joins": 0,
+            "drafter_away": False,
+            "drafter_loss_reason": None,
         },
         "model": "embedded",
         "seed": 77,
@@ -152,7 +171,8 @@ def test_every_engine_option_reaches_the_configuration(run: Run, engine: Engine,
     file.write_text("model = 'from-file'\nthreads = 1\n")
     options = (
         f"--config {file} --set scheduler.max_num_seqs=3 --draft tiny --num-speculative-tokens 4 "
-        f"--dtype float32 --draft-dtype int8 --exact --device cpu --threads 2 --record {tmp_path / 'log'}"
+        f"--dtype float32 --draft-dtype int8 --exact --device cpu --threads 2 --record {tmp_path / 'log'} "
+        f"--trace {tmp_path / 'trace'}"
     )
     assert run("generate", "Hello", *options.split()).exit_code == 0
     expected = load_config(
@@ -170,7 +190,7 @@ def test_every_engine_option_reaches_the_configuration(run: Run, engine: Engine,
         },
     )
     assert engine.made[0].config == expected
-    assert engine.made[0].record == tmp_path / "log"
+    assert (engine.made[0].record, engine.made[0].trace) == (tmp_path / "log", tmp_path / "trace")
 
 
 def test_no_exact_overrides_the_file(run: Run, engine: Engine, tmp_path: Path) -> None:

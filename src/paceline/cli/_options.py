@@ -82,6 +82,12 @@ def sampling_options(function: Function) -> Function:
     return _decorate(function, _SAMPLING_OPTIONS)
 
 
+def trace_option(function: Function) -> Function:
+    path = click.Path(path_type=Path)
+    text = "Write when draft and target ran, for ui.perfetto.dev."
+    return click.option("--trace", type=path, metavar="FILE", help=text)(function)
+
+
 def _decorate(function: Function, options: Sequence[Callable[[Any], Any]]) -> Function:
     decorated: Any = function
     for option in reversed(options):

@@ -17,6 +17,7 @@ from paceline.cli._options import (
     params_of,
     print_config,
     sampling_options,
+    trace_option,
 )
 from paceline.cli._report import summary
 from paceline.cli._stream import stream
@@ -34,7 +35,8 @@ _SLASH_WORD = re.compile(r"/[a-z]+$")
 @engine_options
 @sampling_options
 @click.option("--system", metavar="TEXT", help="System message.")
-@click.option("--stats", is_flag=True, help="Print a summary after each answer.")
+@trace_option
+@click.option("--stats", is_flag=True, help="Print a summary after each answer, and counters meanwhile.")
 def command(**values: Any) -> None:
     """Talk with the model, one line at a time.
 
@@ -49,7 +51,7 @@ def command(**values: Any) -> None:
     with loading(config):
         from paceline import LLM
 
-        llm = LLM(config=config)
+        llm = LLM(config=config, trace=values["trace"])
     with llm:
         _Conversation(llm, params, values["system"], values["stats"]).run()
 
@@ -105,7 +107,7 @@ class _Conversation:
         try:
             prompt = self._llm.chat_prompt([*system, *asked])
             with deferred_interrupt() as interrupted:
-                text, output = stream(self._llm, prompt, self._params, stopped=interrupted)
+                text, output = stream(self._llm, prompt, self._params, live=self._stats, stopped=interrupted)
         except RequestError as error:
             click.echo(f"error: {error}", err=True)
             return
@@ -113,4 +115,4 @@ class _Conversation:
         if output is None:
             click.echo("(stopped)", err=True)
         elif self._stats:
-            click.echo(summary(output), err=True)
+            click.echo(summary(output, self._llm.lanes), err=True)

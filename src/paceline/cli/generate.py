@@ -17,6 +17,7 @@ from paceline.cli._options import (
     params_of,
     print_config,
     sampling_options,
+    trace_option,
 )
 from paceline.cli._report import Comparison, as_object, summary
 from paceline.cli._stream import stream
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
     "--compare", is_flag=True, help="Also decode without speculation, twice each: compare speed and tokens."
 )
 @click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Write the event log.")
+@trace_option
+@click.option("--quiet", "-q", is_flag=True, help="No counters while it runs and no summary.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON object instead of the text.")
 def command(prompt: str | None, **values: Any) -> None:
     """Complete PROMPT ("-" reads it from standard input).
 
-    The text streams to standard output; a summary follows on standard error.
+    The text streams to standard output; a summary follows on standard error. On a terminal, counters are
+    shown meanwhile.
     """
     config = config_of(values)
     if values["print_config"]:
@@ -56,7 +60,7 @@ def command(prompt: str | None, **values: Any) -> None:
     with loading(config):
         from paceline import LLM
 
-        llm = LLM(config=config, record=values["record"])
+        llm = LLM(config=config, record=values["record"], trace=values["trace"])
     with llm:
         tokens = text if values["raw"] else llm.chat_prompt(_messages(text, values["system"]))
         _run(llm, tokens, params, values)
@@ -95,13 +99,14 @@ def _messages(text: str, system: str | None) -> list[dict[str, str]]:
 
 
 def _run(llm: LLM, prompt: str | list[int], params: SamplingParams, values: dict[str, Any]) -> None:
-    silent = values["json_output"]
-    output = _complete(llm, prompt, params, silent)
-    if not silent:
-        click.echo(summary(output), err=True)
+    silent, quiet = values["json_output"], values["quiet"]
+    output = _complete(llm, prompt, params, silent=silent, live=not quiet)
+    lanes = llm.lanes
+    if not silent and not quiet:
+        click.echo(summary(output, lanes), err=True)
     comparison = _compare(llm, prompt, params, output) if values["compare"] else None
     if silent:
-        result = as_object(output)
+        result = as_object(output, lanes)
         if comparison:
             result["comparison"] = comparison.as_object()
         click.echo(msgspec.json.encode(result))
@@ -121,8 +126,10 @@ def _compare(llm: LLM, prompt: str | list[int], params: SamplingParams, output: 
     return Comparison(outputs[::2], outputs[1::2])
 
 
-def _complete(llm: LLM, prompt: str | list[int], params: SamplingParams, silent: bool) -> RequestOutput:
-    _, output = stream(llm, prompt, params, silent=silent)
+def _complete(
+    llm: LLM, prompt: str | list[int], params: SamplingParams, *, silent: bool, live: bool = False
+) -> RequestOutput:
+    _, output = stream(llm, prompt, params, silent=silent, live=live)
     if output is None:
         raise EngineError("the engine ended the request without a result.")
     return output
