@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -59,6 +60,11 @@ def test_stats(run: Run) -> None:
     assert result.stderr == (
         "5 tokens, 10.0 tokens/s, first after 0.25 s, mean acceptance length 2.50 (ngram)\n"
     )
+
+
+def test_a_trace_of_the_conversation(run: Run, engine: Engine, tmp_path: Path) -> None:
+    run("chat", "--trace", str(tmp_path / "trace.json"), input="one\n")
+    assert engine.made[0].trace == tmp_path / "trace.json"
 
 
 def test_a_refused_message_leaves_no_trace(run: Run, engine: Engine) -> None:
