@@ -1,0 +1,208 @@
+"""Overlapped placement: whatever the drafter sends and when, the output is the target's own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.draft_lane import DraftPolicy
+from paceline.core.drafting import DrafterNeeds, FixedLength
+from paceline.core.engine_core import CoreConfig, EngineCore
+from paceline.core.placement import OverlappedPlacement
+from paceline.core.scheduler import Limits
+from paceline.core.work import (
+    AdvanceDrafts,
+    DraftNodes,
+    NodesDrafted,
+    RequestAborted,
+    RunTarget,
+    WorkLost,
+)
+from tests.core.streaming import OverlappedDrive
+from tests.core.test_engine_core import assert_no_leak
+from tests.core.toy import VOCAB, toy_generate
+
+
+def make_core(
+    k: int = 4, lookup: tuple[int, int] | None = None, *, planned: bool = False, **limits: int
+) -> EngineCore:
+    known = {"context_length": 200, "num_slots": 400, "max_num_seqs": 4, "max_batch_tokens": 64} | limits
+    return EngineCore(
+        CoreConfig(
+            limits=Limits(**known),
+            vocab_size=VOCAB,
+            drafting=DraftPolicy(
+                DrafterNeeds("toy", ingests_prompts=True), FixedLength(k), lookup, planned=planned
+            ),
+            placement=OverlappedPlacement(),
+        )
+    )
+
+
+def prompts(count: int) -> dict[str, list[int]]:
+    return {f"r{i}": [(i * 5 + at) % VOCAB for at in range(3 + 9 * i)] for i in range(count)}
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 8])
+@pytest.mark.parametrize("skill", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("planned", [False, True])
+def test_the_output_is_the_targets_own(k: int, skill: float, planned: bool) -> None:
+    core = make_core(k, planned=planned)
+    drive = OverlappedDrive(core, random.Random(k), skill)
+    for name, prompt in prompts(6).items():
+        drive.arrive(name, prompt, max_tokens=40)
+    drive.run()
+    for name, prompt in prompts(6).items():
+        assert drive.tokens[name] == toy_generate(prompt, 40)
+        assert drive.finished[name].finish_reason == "length"
+    stats = core.speculation
+    assert (stats.num_accepted_tokens > 20) == (k > 0 and skill > 0)
+    assert stats.num_failed_drafts == 0
+    assert stats.num_hits + stats.num_leaf_hits + stats.num_misses == (stats.num_steps if k else 0)
+    assert_no_leak(core)
+
+
+def test_guesses_that_arrive_while_a_subtree_is_verified_are_not_counted_with_it() -> None:
+    core = make_core(4)
+    drive = OverlappedDrive(core, random.Random(3), skill=0.7)
+    for name, prompt in prompts(4).items():
+        drive.arrive(name, prompt, max_tokens=60)
+    drive.run()
+    sent = sum(len(item.tree_tokens) for work in drive.passes for item in work.items)
+    assert core.speculation.num_draft_tokens == sent > 0
+    assert core.speculation.num_drafts == sum(
+        bool(item.tree_tokens) for work in drive.passes for item in work.items
+    )
+
+
+def test_who_decodes_takes_part_in_every_pass_whatever_befalls_the_others() -> None:
+    """Where slots are plenty: a miss or a request without a drafter costs the others nothing."""
+    drive = OverlappedDrive(make_core(4), random.Random(5))
+    for name, prompt in prompts(4).items():
+        drive.arrive(name, prompt, max_tokens=50, num_speculative_tokens=0 if name == "r1" else 4)
+    begun: set[str] = set()
+    while drive.step():
+        works = drive.log[-1][2]
+        for work in works:
+            if isinstance(work, RunTarget):
+                assert begun - set(drive.finished) <= {item.request_id for item in work.items}
+        begun = {name for name, tokens in drive.tokens.items() if tokens}
+    for name, prompt in prompts(4).items():
+        assert drive.tokens[name] == toy_generate(prompt, 50)
+    sizes = {item.request_id: 0 for work in drive.passes for item in work.items}
+    for work in drive.passes:
+        for item in work.items:
+            sizes[item.request_id] += len(item.tree_tokens)
+    assert sizes["r1"] == 0
+    assert min(size for name, size in sizes.items() if name != "r1") > 0
+
+
+def test_a_hit_is_verified_at_once_with_what_hangs_below_it() -> None:
+    """The verdict comes, and the pass that follows in the same breath has the subtree of the bonus token."""
+    core = make_core(3)
+    drive = OverlappedDrive(core, random.Random(1))
+    drive.arrive("r", [1, 2, 3], max_tokens=20)
+    text = [1, 2, 3]
+    chain = toy_generate(text, 8)
+    parents = (-3, *range(7))
+    drive.feed(NodesDrafted((DraftNodes("r", 1, 3, 0, tuple(chain), parents, (-0.1,) * 8),)))
+    for before, committed in ((0, 1), (1, 5)):
+        drive._target_is_done()
+        assert drive.tokens["r"] == chain[:committed]
+        assert drive.running is not None
+        assert drive.running.items[0].tree_tokens == tuple(chain[committed : committed + 3])
+        advance = [work for work in drive.log[-1][2] if isinstance(work, AdvanceDrafts)]
+        assert [work.items[0].tokens for work in advance] == [tuple(chain[before:committed])]
+
+
+class Life:
+    """A random life of many requests and of the drafter itself, drawn from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.core = make_core(
+            rng.randrange(0, 9),
+            rng.choice([None, (1, 3)]),
+            planned=rng.random() < 0.5,
+            num_slots=rng.randrange(60, 300),
+            max_num_seqs=rng.randrange(1, 6),
+            max_batch_tokens=rng.randrange(24, 80),
+            context_length=rng.randrange(48, 100),
+        )
+        self.drive = OverlappedDrive(
+            self.core, rng, rng.choice([0.2, 0.6, 0.95]), rng.choice([0.0, 0.1]), rng.choice([1, 4, 10])
+        )
+        self.prompts: dict[str, list[int]] = {}
+        self.ended_early: set[str] = set()
+        self.preempted = 0
+
+    def live(self, count: int) -> None:
+        for _ in range(20_000):
+            draw = self.rng.random()
+            if count and draw < 0.05:
+                count -= 1
+                self._arrive(f"r{count}")
+            elif draw < 0.06:
+                self._interrupt()
+            elif not self.drive.step() and not count:
+                break
+            numbers = [request.num_preemptions for request in self.core.requests.values()]
+            self.preempted = max([self.preempted, *numbers])
+        assert self.core.idle
+
+    def _interrupt(self) -> None:
+        kind = self.rng.choice(["abort", "abort", "drafter", "drafter", "work"])
+        if kind == "drafter":
+            if self.drive.present:
+                self.drive.lose_drafter()
+            else:
+                self.drive.find_drafter()
+        elif kind == "abort" and self.core.requests:
+            name = self.rng.choice(sorted(self.core.requests))
+            self.ended_early.add(name)
+            self.drive.feed(RequestAborted(name))
+        elif kind == "work" and self.rng.random() < 0.2:
+            self.ended_early |= {request.request_id for request in self.core.scheduler.running}
+            self.drive.running = None
+            self.drive.feed(WorkLost("interrupted"))
+
+    def _arrive(self, name: str) -> None:
+        shared = [1, 2, 3, 1, 2, 3, 4, 4, 5]
+        prompt = shared[: self.rng.randrange(10)]
+        prompt += [self.rng.randrange(3) for _ in range(self.rng.randrange(1, 40))]
+        self.prompts[name] = prompt
+        self.drive.arrive(name, prompt, max_tokens=self.rng.randrange(1, 40))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_random_lives_are_exact_leak_nothing_and_replay(seed: int) -> None:
+    life = Life(seed)
+    life.live(12)
+    for name, prompt in life.prompts.items():
+        tokens = life.drive.tokens.get(name, [])
+        assert tokens == toy_generate(prompt, len(tokens))
+        delta = life.drive.finished[name]
+        if name not in life.ended_early and delta.error is None:
+            assert delta.finish_reason == "length"
+    assert_no_leak(life.core)
+    again = EngineCore(life.core.config)
+    for now, event, works in life.drive.log:
+        assert again.handle(event, now) == works
+        again.take_outputs()
+
+
+def test_the_random_lives_meet_what_they_are_for() -> None:
+    lives = [Life(seed) for seed in range(40)]
+    for life in lives:
+        life.live(12)
+    stats = [life.core.speculation for life in lives]
+    assert sum(each.num_hits for each in stats) > 50
+    assert sum(each.num_leaf_hits for each in stats) > 50
+    assert sum(each.num_misses for each in stats) > 50
+    assert sum(each.num_failed_drafts for each in stats) > 10
+    assert sum(life.preempted > 0 for life in lives) > 3
+    assert sum(life.drive.num_waits for life in lives) > 10
