@@ -13,25 +13,35 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from delayed_link import DelayedLink
 from paceline.config import Config, GroupsConfig, SpeculationConfig, TreeConfig
 from paceline.core.growth import BestFirst
 from paceline.core.params import SamplingParams
 from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import Announcement, DraftItem
 from paceline.drafters.tree_drafter import TreeDrafter
+from paceline.engine.channel import Listener, read_key_file, write_key_file
+from paceline.engine.draft_host import RemoteHost
+from paceline.engine.draft_server import hosted
+from paceline.engine.draft_worker import DraftWorker
+from paceline.engine.engine import Engine
 from paceline.engine.modes import MODES
 from paceline.loading import load
 from paceline.loading.tokenizer import Tokenizer
-from paceline.paced.build import PacedPair, build_paced
+from paceline.paced.build import PacedPair, build_paced, build_paced_drafter
 from paceline.paced.groups import TraceCandidates
 from paceline.paced.world import Recording, Text, World, read_recordings
 
@@ -59,6 +69,7 @@ class Result:
     """Of one run. accepted: guesses per pass; the bonus token comes on top."""
 
     mode: str
+    latency_ms: float
     tokens_per_s: float
     accepted: float
     gap_median_ms: float | None
@@ -121,43 +132,82 @@ def _bent(each: Recording, share: float, chance: random.Random) -> Recording:
 
 
 def run(
-    mode: str, pair: Path, recordings: list[Recording], args: argparse.Namespace, tokenizer: Tokenizer
+    mode: str,
+    latency_ms: float,
+    pair: Path,
+    recordings: list[Recording],
+    args: argparse.Namespace,
+    tokenizer: Tokenizer,
 ) -> Result:
     config = Config(
         speculation=SpeculationConfig(num_speculative_tokens=args.guesses),
         tree=TreeConfig(tree_width=args.width, tree_passes=args.passes),
         groups=GroupsConfig(mode=mode),
     )
-    engine = build_paced(pair, config, tokenizer)
+    with distant(pair, config, latency_ms) as host:
+        engine = build_paced(pair, config, tokenizer, host=host)
+        try:
+            return _decoded(engine, mode, latency_ms, recordings)
+        finally:
+            if args.trace_out:
+                engine.timeline.write_trace(args.trace_out.with_suffix(f".{mode}.json"))
+            engine.close()
+
+
+@contextmanager
+def distant(pair: Path, config: Config, latency_ms: float) -> Iterator[RemoteHost | None]:
+    """Where the drafter is: `latency_ms` away each way, None = a child process on this host."""
+    if not latency_ms or not MODES[str(config.groups.mode)].separate:
+        yield None
+        return
+    key = pair.with_suffix(".key")
+    if not key.exists():
+        write_key_file(key)
+    ready: multiprocessing.SimpleQueue[int] = multiprocessing.get_context("spawn").SimpleQueue()
+    worker = multiprocessing.get_context("spawn").Process(target=_serve, args=(str(pair), str(key), ready))
+    worker.start()
+    link = DelayedLink("127.0.0.1", ready.get(), latency_ms * MS)
     try:
-        seconds, tokens = 0.0, 0
-        for index, each in enumerate(recordings):
-            params = SamplingParams(max_tokens=len(each.output), ignore_eos=True).resolved()
-            engine.add(f"r{index}", 0, each.prompt, params)
-            while not engine.idle:
-                for _, chunk in engine.step():
-                    if chunk.output is not None:
-                        seconds += chunk.output.timing.decode_s
-                        tokens += len(chunk.output.token_ids) - 1
-        total = engine.core.speculation
-        gaps = engine.timeline.gaps
-        return Result(
-            mode,
-            tokens / seconds,
-            total.num_accepted_tokens / max(total.num_steps, 1),
-            gaps.median_s / MS if gaps else None,
-            gaps.p99_s / MS if gaps else None,
-            total.num_hits,
-            total.num_leaf_hits,
-            total.num_misses,
-            total.num_drafted_nodes,
-            total.num_draft_tokens,
-            engine.timeline.draft_idle_share,
-        )
+        yield RemoteHost(f"tcp://127.0.0.1:{link.port}", key)
     finally:
-        if args.trace_out:
-            engine.timeline.write_trace(args.trace_out.with_suffix(f".{mode}.json"))
-        engine.close()
+        link.close()
+        worker.terminate()
+        worker.join()
+
+
+def _serve(pair: str, key: str, ready: multiprocessing.SimpleQueue[int]) -> None:
+    keys = read_key_file(Path(key))
+    listener = Listener("tcp://127.0.0.1:0", keys.worker, keys.engine_public)
+    ready.put(int(listener.endpoint.rpartition(":")[2]))
+    own = Config(speculation=SpeculationConfig(draft=pair))
+    DraftWorker(listener, lambda spec: build_paced_drafter(hosted(spec, own))).run(threading.Event())
+
+
+def _decoded(engine: Engine, mode: str, latency_ms: float, recordings: list[Recording]) -> Result:
+    seconds, tokens = 0.0, 0
+    for index, each in enumerate(recordings):
+        params = SamplingParams(max_tokens=len(each.output), ignore_eos=True).resolved()
+        engine.add(f"r{index}", 0, each.prompt, params)
+        while not engine.idle:
+            for _, chunk in engine.step():
+                if chunk.output is not None:
+                    seconds += chunk.output.timing.decode_s or 0.0
+                    tokens += len(chunk.output.token_ids) - 1
+    total, gaps = engine.core.speculation, engine.timeline.gaps
+    return Result(
+        mode,
+        latency_ms,
+        tokens / seconds,
+        total.num_accepted_tokens / max(total.num_steps, 1),
+        gaps.median_s / MS if gaps else None,
+        gaps.p99_s / MS if gaps else None,
+        total.num_hits,
+        total.num_leaf_hits,
+        total.num_misses,
+        total.num_drafted_nodes,
+        total.num_draft_tokens,
+        engine.timeline.draft_idle_share,
+    )
 
 
 def main() -> None:
@@ -170,6 +220,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--accepted", type=float, help="default: as published for the pair; 0 = as recorded")
     parser.add_argument("--requests", type=int, help="recorded prompts to take; default: all")
+    parser.add_argument("--latency-ms", type=float, nargs="+", default=[0.0], help="added, each way")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trace-out", type=Path, help="write the lanes of each mode for ui.perfetto.dev")
     parser.add_argument("--out", type=Path)
@@ -185,12 +236,14 @@ def main() -> None:
         trace = Path(folder) / "trace.jsonl"
         trace.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in recordings))
         for repeat in range(args.repeats):
-            for mode in args.modes:
+            for mode, latency_ms in ((mode, ms) for mode in args.modes for ms in args.latency_ms):
+                if latency_ms and not MODES[mode].separate:
+                    continue
                 times = preset["parallel" if MODES[mode].separate else "serial"]
                 target, draft = (tuple((n, ms * MS) for n, ms in points) for points in times)
                 pair = Path(folder) / f"{args.pair}.json"
                 pair.write_bytes(msgspec.json.encode(PacedPair(target, draft, str(trace))))
-                results.append(run(mode, pair, recordings, args, tokenizer))
+                results.append(run(mode, latency_ms, pair, recordings, args, tokenizer))
                 print(f"{repeat + 1}: {results[-1]}", file=sys.stderr)
     report(results, args)
 
@@ -198,13 +251,15 @@ def main() -> None:
 def report(results: list[Result], args: argparse.Namespace) -> None:
     print("| mode | tok/s | accepted per pass | gap median / p99 ms | hit / leaf / miss | draft idle |")
     print("|---|---|---|---|---|---|")
-    for mode in args.modes:
-        runs = [each for each in results if each.mode == mode]
+    settings = dict.fromkeys((each.mode, each.latency_ms) for each in results)
+    for mode, latency_ms in settings:
+        runs = [each for each in results if (each.mode, each.latency_ms) == (mode, latency_ms)]
         middle = sorted(runs, key=lambda each: each.tokens_per_s)[len(runs) // 2]
         gap = "" if middle.gap_median_ms is None else f"{middle.gap_median_ms:.2f} / {middle.gap_p99_ms:.2f}"
         idle = "" if middle.draft_idle is None else f"{middle.draft_idle:.0%}"
+        name = f"{mode}, +{latency_ms:g} ms" if latency_ms else mode
         print(
-            f"| {mode} | {middle.tokens_per_s:.0f} | {middle.accepted:.2f} | {gap} | "
+            f"| {name} | {middle.tokens_per_s:.0f} | {middle.accepted:.2f} | {gap} | "
             f"{middle.hits} / {middle.leaf_hits} / {middle.misses} | {idle} |"
         )
     if args.out:

@@ -20,7 +20,7 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.tree_drafter import TreeDrafter
 from paceline.engine.auto_placement import settled
-from paceline.engine.device_groups import DeviceGroup, groups_of
+from paceline.engine.device_groups import DeviceGroup, drafter_group, groups_of
 from paceline.engine.disaggregated import DisaggregatedExecutor
 from paceline.engine.draft_group import DraftGroup, Patience
 from paceline.engine.draft_host import DraftHost, LocalHost, RemoteHost
@@ -118,9 +118,10 @@ def build_drafter(spec: DraftGroupSpec) -> Drafter:
     draft = None
     if config.speculation.draft not in ("ngram", "none"):
         precision = resolve_precision(config.speculation.draft_dtype, device)
-        _, group = groups_of(config, device, separate=True)
+        group = drafter_group(config, device, spec.cores)
         draft = ModelSetup(load(config.speculation.draft), precision, device, group, config.exact)
-    return _drafter(config, mode_of(config), draft, spec.limits, spec.target_vocab_size, spec.eos_token_ids)
+    limits = draft.affordable(spec.limits) if draft is not None else spec.limits
+    return _drafter(config, mode_of(config), draft, limits, spec.target_vocab_size, spec.eos_token_ids)
 
 
 # ---------------------------------------------------------------- checks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.config import Config
@@ -65,6 +66,16 @@ def groups_of(config: Config, device: str, *, separate: bool) -> tuple[DeviceGro
     return _group(target, "groups.target_devices", device, threads), _group(
         draft, "groups.draft_devices", device, threads
     )
+
+
+def drafter_group(config: Config, device: str, cores: Sequence[int]) -> DeviceGroup:
+    """The drafter's group as its own process sees it. cores: that it was pinned to, if to any.
+
+    Raises ConfigError.
+    """
+    if cores and not config.groups.draft_devices:
+        return _pinned(list(cores))
+    return _group(config.groups.draft_devices, "groups.draft_devices", device, num_threads(config.threads))
 
 
 def _group(text: str, key: str, device: str, threads: int) -> DeviceGroup:

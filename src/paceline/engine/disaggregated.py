@@ -6,11 +6,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.core.work import (
     AdvanceDrafts,
@@ -27,16 +26,11 @@ from paceline.core.work import (
     Work,
 )
 from paceline.engine.draft_group import DraftGroup
+from paceline.engine.executor import Target
 
 _SWITCH_S = 0.0005
 """How long a thread that is handling an event may keep the target's from going on once its native pass is
 over (sys.setswitchinterval); Python's own 5 ms are as long as a pass."""
-
-
-class Target(Protocol):
-    def run(self, work: RunTarget) -> StepDone: ...
-
-    def release(self, request_ids: Iterable[str]) -> None: ...
 
 
 class _Raised:
@@ -161,6 +155,7 @@ class DisaggregatedExecutor:
             self.forget_queued()
             self._work.put(None)
             self._thread.join()
+            self._target.close()
             sys.setswitchinterval(self._switch_s)
         if self._group is not None:
             self._group.close()
@@ -178,4 +173,5 @@ class DisaggregatedExecutor:
             except Exception as error:  # noqa: BLE001 - `poll` raises it
                 self._events.put(_Raised(work.step if isinstance(work, RunTarget) else None, error))
             else:
-                self._events.put(replace(done, seconds=time.perf_counter() - started))
+                ended = time.perf_counter()
+                self._events.put(replace(done, seconds=ended - started, ended=ended))

@@ -61,6 +61,8 @@ class Target(Protocol):
 
     def release(self, request_ids: Iterable[str]) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class LocalExecutor:
     """Target and drafter in turn on the calling thread, inside `poll`."""
@@ -94,6 +96,7 @@ class LocalExecutor:
 
     def close(self) -> None:
         self._queue.clear()
+        self._target.close()
 
     def _run(self, work: Work) -> Event | None:
         """The event that answers `work`, if it is of a kind that is answered."""

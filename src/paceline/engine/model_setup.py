@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,6 +40,11 @@ class ModelSetup:
         spec = self.model.spec
         per_value = 4 if self.precision == "float32" else 2
         return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * per_value
+
+    def affordable(self, limits: Limits) -> Limits:
+        """No more slots than this machine, which may be another than the target's, has memory for."""
+        most = int(free_memory(self.device) * _KV_SHARE_OF_MEMORY) // self.kv_bytes_per_token
+        return replace(limits, num_slots=min(limits.num_slots, max(most, limits.max_batch_tokens)))
 
     def runner(self, limits: Limits, context_length: int) -> ModelRunner:
         """Raises KernelError, ConfigError or EngineError when it cannot run so."""

@@ -42,3 +42,6 @@ class ModelRunner:
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """Float32 logits `[wanted tokens, vocab]`: per wanted segment the root's row, then each guess's."""
         return self.decoder.forward(build_batch(segments, self.tables), self.kv)
+
+    def close(self) -> None:
+        """Ends what the runner keeps beside this process; no pass may follow."""

@@ -50,6 +50,9 @@ class TargetExecutor:
         for request_id in request_ids:
             self._sequences.pop(request_id, None)
 
+    def close(self) -> None:
+        self._runner.close()
+
     def _mirror(self, item: TargetItem) -> None:
         if item.announcement is not None:
             told = item.announcement

@@ -46,6 +46,9 @@ class TraceTarget:
         for request_id in request_ids:
             self._texts.pop(request_id, None)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def _verdict(self, item: TargetItem) -> Verdict:
         text = self._texts[item.request_id]
         tree = TokenTree.build(item.tree_tokens, item.tree_parents)
@@ -110,6 +113,9 @@ class PacedTarget:
     def release(self, request_ids: Iterable[str]) -> None:
         self._inner.release(request_ids)
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 class PacedCandidates:
     """Makes every pass of `inner` last as long as `times` says."""
@@ -142,8 +148,14 @@ class PacedCandidates:
         self._inner.forget(sequence)
 
 
+_TIMER_S = 0.0003
+"""How much later than asked a sleeping thread may wake; who waits for a device spins, and wakes at once."""
+
+
 def wait_until(moment: float) -> None:
-    """Sleeps, so that other threads run as they would beside a device."""
-    left = moment - time.perf_counter()
+    """Lets other threads run meanwhile, as they would beside a device."""
+    left = moment - time.perf_counter() - _TIMER_S
     if left > 0:
         time.sleep(left)
+    while time.perf_counter() < moment:
+        time.sleep(0)
