@@ -236,14 +236,17 @@ class EngineCore:
     # ------------------------------------------------------------ work
 
     def _next_work(self, now: float) -> list[Work]:
-        work: list[Work] = []
+        released = self._take_released()
         if not self.target_busy:
             self.scheduler.admit()
-        work.extend(self.config.placement.next_work(self, now))
-        if self._released:
-            work.insert(0, Release(tuple(self._released)))
-            self._released = []
-        return work
+        work = self.config.placement.next_work(self, now)
+        # Who ends for want of slots may have been followed a moment ago: the drafter hears it in this order.
+        at = next((at for at, item in enumerate(work) if isinstance(item, RunTarget)), len(work))
+        return [*released, *work[:at], *self._take_released(), *work[at:]]
+
+    def _take_released(self) -> list[Work]:
+        released, self._released = self._released, []
+        return [Release(tuple(released))] if released else []
 
     def plan_drafts(self) -> list[Work]:
         return self.drafts.plan_round()
