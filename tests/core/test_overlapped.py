@@ -208,10 +208,11 @@ def test_the_random_lives_meet_what_they_are_for() -> None:
     assert sum(life.drive.num_waits for life in lives) > 10
 
 
-def test_who_ends_for_want_of_slots_is_not_followed_after_it() -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_who_ends_for_want_of_slots_is_not_followed_after_it(seed: int) -> None:
     """The drafter is told of the last tokens, then of the end, and of nothing that it does not know."""
     core = make_core(3, num_slots=30)
-    drive = OverlappedDrive(core, random.Random(2))
+    drive = OverlappedDrive(core, random.Random(seed))
     drive.arrive("big", [1, 2, 3], max_tokens=100)
     drive.arrive("small", [4, 5], max_tokens=10)
     drive.run()
