@@ -39,9 +39,13 @@ def parse_devices(text: str, key: str, device: str) -> tuple[Place, ...]:
         else:
             _check_cores(numbers, text, key)
             places.append(Place(tuple(numbers)))
-    taken = [core for place in places for core in place.cores]
-    if len(set(taken)) < len(taken):
-        raise ConfigError(f"{key} is {shown(text)}: two ranks share a core, and would wait for each other.")
+    taken = [name for place in places for name in place.cores or (place.device,)]
+    twice = next((name for name in taken if taken.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{key} is {shown(text)}: {twice if device == 'cuda' else f'core {twice}'} is named twice; give "
+            "each rank its own, or two would wait for each other."
+        )
     return tuple(places)
 
 

@@ -1,0 +1,185 @@
+"""Modes as a table: each can be had by name, and contradictions are refused with cause and remedy."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+
+from paceline import LLM
+from paceline.config import Config, Growth, TreeConfig, load_config
+from paceline.config import Mode as ModeName
+from paceline.core.growth import BestFirst, Calibrated, Chain, FixedShape, GrowthRule, Layers
+from paceline.core.outcomes import OutcomeCache
+from paceline.drafters.ngram import NgramDrafter
+from paceline.engine.modes import MODES, growth_rule, mode_of
+from paceline.errors import ConfigError
+
+GROWTHS = [name for name in get_args(Growth) if name != "auto"]
+
+
+def config(**options: Any) -> Config:
+    return load_config(options=options)
+
+
+def test_the_table_holds_what_the_configuration_offers() -> None:
+    assert set(MODES) == set(get_args(ModeName))
+    assert all(mode.name == name for name, mode in MODES.items())
+
+
+@pytest.mark.parametrize("name", sorted(MODES))
+def test_every_mode_is_to_be_had_by_name(name: str) -> None:
+    mode = mode_of(config(mode=name, draft="embedded"))
+    assert mode is MODES[name]
+    assert mode.overlapped <= (mode.ahead == "stream"), "who waits for nobody must be sent what there is"
+    assert (mode.ahead != "off") <= mode.separate, "working ahead takes a process of its own"
+
+
+@pytest.mark.parametrize(
+    ("placement", "name"),
+    [(None, "serial-chain"), ("serial", "serial-chain"), ("disaggregated", "overlapped")],
+)
+def test_without_a_name_it_is_the_best_for_the_placement(placement: str | None, name: str) -> None:
+    assert mode_of(config(placement=placement)).name == name
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "remedy"),
+    [
+        ({"placement": "auto"}, "placement is auto", "settled"),
+        *(
+            (
+                {"placement": "serial", "mode": name},
+                f"mode is {name}, which runs draft and target at the same time, but groups.placement",
+                "leave placement out, or choose disaggregated",
+            )
+            for name, mode in MODES.items()
+            if mode.separate
+        ),
+        *(
+            (
+                {"draft": draft, "growth": growth},
+                f"growth is {growth} but the drafter is {draft}",
+                "only a draft model grows trees",
+            )
+            for draft, growth in product(("ngram", "none"), GROWTHS)
+        ),
+        *(
+            (
+                {"mode": "outcome-cache", "draft": "embedded", "growth": growth},
+                f"growth is {growth} but groups.mode is outcome-cache",
+                "leave one of them out",
+            )
+            for growth in GROWTHS
+        ),
+    ],
+    ids=str,
+)
+def test_a_contradiction_is_refused(options: dict[str, Any], cause: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        mode_of(config(**options))
+    assert cause in str(caught.value)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "remedy"),
+    [
+        ({"mode": "swiftpec"}, "mode", "swiftspec"),
+        ({"growth": "best"}, "growth", "best-first"),
+        ({"tree_shape": []}, "tree_shape", "a list of 1 to 64 whole numbers"),
+        ({"tree_width": 0}, "tree_width", "a whole number from 1 to 64"),
+        ({"fan_out": 17}, "fan_out", "a whole number from 1 to 16"),
+        ({"draft_timeout": 0}, "draft_timeout", "seconds above 0"),
+    ],
+    ids=str,
+)
+def test_an_option_out_of_range_is_refused(options: dict[str, Any], cause: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**options)
+    assert cause in str(caught.value)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "remedy"),
+    [
+        (
+            {"draft": NgramDrafter(2, 4), "placement": "disaggregated"},
+            "draft is an object of this process",
+            "choose placement = serial",
+        ),
+        (
+            {"draft": NgramDrafter(2, 4), "mode": "swiftspec"},
+            "draft is an object of this process",
+            "give a name",
+        ),
+        (
+            {"draft_address": "tcp://nowhere:1", "draft_key_file": "key"},
+            "draft_address is set but the drafter runs in the target's process",
+            "choose placement = disaggregated",
+        ),
+        (
+            {"draft_address": "tcp://nowhere:1", "placement": "disaggregated"},
+            "draft_address and groups.draft_key_file belong together",
+            "give both, or neither",
+        ),
+        (
+            {"draft_key_file": "key", "placement": "disaggregated"},
+            "draft_address and groups.draft_key_file belong together",
+            "give both, or neither",
+        ),
+        (
+            {"mode": "overlapped", "placement": "serial"},
+            "overlapped, which runs draft and target at the same time",
+            "leave placement out",
+        ),
+    ],
+    ids=str,
+)
+def test_an_engine_that_cannot_be_is_refused_before_anything_is_loaded(
+    options: dict[str, Any], cause: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM(model="a folder that does not exist", **options)
+    assert cause in str(caught.value)
+    assert remedy in str(caught.value)
+
+
+# ---------------------------------------------------------------- rules
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("serial-chain", Chain(5)),
+        ("serial-tree", BestFirst(8, 4)),
+        ("swiftspec", BestFirst(8, 0)),
+        ("discard", BestFirst(8, 0)),
+        ("outcome-cache", OutcomeCache(5, 3)),
+    ],
+)
+def test_a_modes_own_rule(name: str, rule: GrowthRule) -> None:
+    assert growth_rule(MODES[name], TreeConfig(), 5) == rule
+
+
+def test_the_overlapped_mode_learns_and_has_no_end_of_its_own() -> None:
+    rule = growth_rule(MODES["overlapped"], TreeConfig(tree_width=3), 5)
+    assert isinstance(rule, Calibrated)
+    assert (rule.width, rule.passes) == (3, 0)
+
+
+@pytest.mark.parametrize("mode", ["serial-chain", "serial-tree", "swiftspec", "discard", "overlapped"])
+def test_a_rule_that_is_asked_for_replaces_the_modes_own(mode: str) -> None:
+    kinds = dict(zip(GROWTHS, (Chain, FixedShape, BestFirst, Layers, Calibrated), strict=True))
+    for name, kind in kinds.items():
+        tree = TreeConfig(growth=name, tree_width=3, tree_passes=2, tree_shape=(2, 1))  # type: ignore[arg-type]
+        assert type(growth_rule(MODES[mode], tree, 5)) is kind
+
+
+def test_who_works_ahead_grows_deeper_than_one_verification() -> None:
+    for mode, chain, layers in (("serial-chain", 5, 4), ("swiftspec", 11, 11)):
+        assert growth_rule(MODES[mode], TreeConfig(growth="chain"), 5) == Chain(chain)
+        assert growth_rule(MODES[mode], TreeConfig(growth="layers"), 5) == Layers(8, layers)
+    assert growth_rule(MODES["serial-tree"], TreeConfig(growth="layers", tree_passes=0), 5) == Layers(8, 5)
