@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import exp
 from typing import Protocol
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.growth import DraftTree, GrowthRule
 from paceline.core.params import SamplingParams
+from paceline.core.planner import PassCost
 from paceline.core.prefix_cache import CacheNode
 from paceline.core.token_tree import ROOT
 from paceline.core.work import DraftItem, DraftNodes, Proposal
@@ -103,7 +106,8 @@ class TreeDrafter:
     keep_tree: False = start anew after each verdict, as overlapped systems without a tree cache do
     (PipeInfer, arXiv 2407.11798).  top_up: answer as soon as there are as many nodes as asked for, instead of
     when the rule is done (SwiftSpec, Algorithm 1).  pass_leaves: most leaves one pass expands, over all
-    requests.  most_nodes: most nodes computed per request, the others being leaves.
+    requests.  most_nodes: most nodes computed per request, the others being leaves.  thrifty: a pass takes no
+    more leaves than pay for themselves, instead of all that the rule wants.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class TreeDrafter:
         top_up: bool = False,
         pass_leaves: int = 64,
         most_nodes: int = 128,
+        thrifty: bool = False,
     ) -> None:
         self.needs = model.needs
         self._model = model
@@ -123,6 +128,8 @@ class TreeDrafter:
         self._top_up = top_up
         self._pass_leaves = pass_leaves
         self._most_nodes = most_nodes
+        self._thrifty = thrifty
+        self._cost = PassCost()
         self._sequences: dict[str, DraftSequence] = {}
         self._clock = 0
 
@@ -232,15 +239,30 @@ class TreeDrafter:
 
     def _expand(self, wanted: Sequence[Leaf]) -> dict[str, DraftNodes]:
         """One pass over as many of the leaves as it takes; the new nodes of the requests that took part."""
-        leaves = wanted[: self._pass_leaves]
+        leaves = wanted[: self._worthwhile(wanted[: self._pass_leaves])]
         first = {leaf.sequence.request_id: leaf.sequence.num_nodes for leaf in leaves}
+        started = time.perf_counter()
         for leaf, found in zip(leaves, self._model.expand(leaves) if leaves else (), strict=True):
             self._hang(leaf, found)
+        self._cost.learn(len(leaves), time.perf_counter() - started)
         grown = {}
         for name, start in first.items():
             self._sequences[name].draft.passes += 1
             grown[name] = _news(self._sequences[name], start)
         return grown
+
+    def _worthwhile(self, wanted: Sequence[Leaf]) -> int:
+        """How many of the leaves, the best first, make a pass most useful per second: by how likely they are
+        to be reached, and by what passes over so many leaves took so far."""
+        if not self._thrifty or not self._cost.known:
+            return len(wanted)
+        best, best_rate, likely = 0, 0.0, 0.0
+        for count, leaf in enumerate(wanted, 1):
+            likely += exp(leaf.sequence.draft.tree.value(leaf.node))
+            rate = likely / self._cost.of(count)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
 
     def _leaves(self, sequence: DraftSequence, depth: int) -> list[Leaf]:
         draft = sequence.draft

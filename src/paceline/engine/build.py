@@ -193,7 +193,7 @@ def _drafter(
     )
     length = _draft_length(config, mode)
     rule = growth_rule(mode, config.tree, max(length.wanted(size) for size in range(1, 17)))
-    return TreeDrafter(candidates, rule, keep_tree=mode.keep_tree, top_up=mode.top_up)
+    return TreeDrafter(candidates, rule, keep_tree=mode.keep_tree, top_up=mode.top_up, thrifty=mode.overlapped)
 
 
 def _separate_draft(

@@ -96,7 +96,7 @@ def build_paced_drafter(spec: DraftGroupSpec) -> Drafter:
     world = World(read_recordings(Path(pair.trace)), pair.vocab_size)
     model = PacedCandidates(TraceCandidates(world, pair.context_length), PassTimes(pair.draft_s))
     rule = growth_rule(mode, spec.config.tree, _num_guesses(spec.config))
-    return TreeDrafter(model, rule, keep_tree=mode.keep_tree, top_up=mode.top_up)
+    return TreeDrafter(model, rule, keep_tree=mode.keep_tree, top_up=mode.top_up, thrifty=mode.overlapped)
 
 
 def _num_guesses(config: Config) -> int:

@@ -1,0 +1,97 @@
+"""How much to guess and verify: costs as measured, acceptance as it was."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from paceline.core.planner import Acceptance, PassCost, Planner
+from paceline.core.token_tree import TokenTree
+
+
+def cost_of(base: float, slope: float, sizes: range = range(1, 17)) -> PassCost:
+    cost = PassCost()
+    for size in sizes:
+        cost.learn(size, base + slope * size)
+    return cost
+
+
+def test_sizes_that_were_seen_are_remembered_and_others_lie_on_their_line() -> None:
+    cost = cost_of(10.0, 0.5)
+    assert cost.of(4) == pytest.approx(12.0)
+    assert cost.of(40) == pytest.approx(30.0)
+
+
+def test_one_size_alone_says_that_more_tokens_cost_a_little_more() -> None:
+    cost = PassCost()
+    assert not cost.known
+    cost.learn(1, 0.1)
+    assert cost.known
+    assert cost.of(1) < cost.of(8) < 1.5 * cost.of(1)
+
+
+def test_a_disturbed_pass_moves_the_estimate_little_and_none_moves_it_below_a_pass_over_one() -> None:
+    cost = cost_of(10.0, 0.0)
+    cost.learn(4, 10_000.0)
+    assert cost.of(4) <= 12.0
+    cost.learn(3, 0.0)
+    cost.learn(0, 5.0)
+    cost.learn(100_000, 1.0)
+    assert cost.of(3) == pytest.approx(10.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("rate", "longest", "shortest"), [(0.95, 8, 5), (0.6, 3, 1), (0.05, 0, 0)])
+def test_better_guesses_are_worth_longer_chains(rate: float, longest: int, shortest: int) -> None:
+    planner = Planner(cost_of(10.0, 0.3), guess_s=2.0)
+    length = planner.length(Acceptance(hits=100 * rate, trials=100.0), 8, 1)
+    assert shortest <= length <= longest
+
+
+def test_the_length_chosen_is_the_best_of_all() -> None:
+    planner = Planner(cost_of(10.0, 0.7), guess_s=1.5)
+    accepted = Acceptance(hits=80.0, trials=100.0)
+
+    def rate(length: int) -> float:
+        expected = sum(accepted.rate**level for level in range(length + 1))
+        return expected / (planner.target.of(1 + length) + length * 1.5)
+
+    assert rate(planner.length(accepted, 12, 1)) == max(rate(length) for length in range(13))
+
+
+def test_a_full_pass_leaves_no_room_for_guesses() -> None:
+    """Where every token costs the same, guesses only cost."""
+    planner = Planner(cost_of(0.0, 1.0, range(1, 65)), guess_s=0.1)
+    assert planner.length(Acceptance(hits=70.0, trials=100.0), 8, 16) == 0
+
+
+def test_who_drafts_nothing_tries_again_now_and_then() -> None:
+    planner, hopeless = Planner(cost_of(10.0, 1.0), guess_s=5.0), Acceptance(hits=1.0, trials=100.0)
+    lengths = [planner.length(hopeless, 8, 1) for _ in range(100)]
+    assert 0 < sum(length > 0 for length in lengths) < 10
+
+
+def test_before_anything_was_measured_all_is_allowed() -> None:
+    tree = TokenTree.chain([1, 2, 3])
+    assert Planner().length(Acceptance(), 5, 1) == 5
+    assert Planner().trimmed({"a": tree}) == {"a": tree}
+
+
+def test_acceptance_counts_only_what_was_reached() -> None:
+    accepted = Acceptance(hits=0.0, trials=0.0)
+    accepted.count(verified=5, accepted=2)
+    assert accepted.rate == pytest.approx((0.95 * (0.95 + 1)) / (0.95 * (0.95 + 1) + 1))
+    accepted = Acceptance(hits=0.0, trials=0.0)
+    accepted.count(verified=3, accepted=3)
+    assert accepted.rate == 1.0
+
+
+def test_trimming_keeps_what_pays_over_all_requests_and_keeps_trees_connected() -> None:
+    planner = Planner(cost_of(10.0, 3.0, range(1, 33)))
+    sure = TokenTree.chain([1, 2, 3, 4], [math.log(0.95)] * 4)
+    poor = TokenTree.chain([5, 6, 7, 8], [math.log(0.1)] * 4)
+    kept = planner.trimmed({"sure": sure, "poor": poor})
+    assert kept["sure"].tokens == [1, 2, 3, 4]
+    assert kept["poor"].tokens == []
+    cheap = Planner(cost_of(10.0, 0.0, range(1, 33))).trimmed({"sure": sure, "poor": poor})
+    assert len(cheap["poor"]) == 4
