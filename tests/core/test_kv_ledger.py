@@ -15,7 +15,7 @@ from paceline.core.prefix_cache import CacheNode
 Entry = tuple[int, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Holder:
     """A sequence whose first `computed` tokens have KV, and nodes that hang below the last of them."""
 
