@@ -27,6 +27,7 @@ class ScriptModel:
         self.needs = DrafterNeeds("script", context_length=context, ingests_prompts=True)
         self.passes: list[list[tuple[str, Text]]] = []
         self.refused: set[str] = set()
+        self.surprise = 0.0  # how much less likely every candidate is than the script says
         self.again = False  # whether a text may be computed twice
         self._stingy, self._chunk = stingy, chunk
         self._rng = random.Random(0)
@@ -79,7 +80,7 @@ class ScriptModel:
         done.add(text)
         self._read[name] = max(self._read[name], len(sequence.tokens))
         tokens, scores = zip(*scripted(text)[: leaf.count], strict=True)
-        return Candidates(tokens, scores)
+        return Candidates(tokens, [score - self.surprise for score in scores])
 
     def forget(self, sequence: DraftSequence) -> None:
         self._read.pop(sequence.request_id, None)

@@ -29,6 +29,7 @@ from tests.core.test_kv_ledger import cached_slots
 from tests.tiny import write_random
 
 CONTEXT = 64
+CHUNK = 7
 PARAMS = [
     SamplingParams(temperature=0).resolved(),
     SamplingParams(temperature=0.9, seed=7).resolved(),
@@ -65,6 +66,7 @@ class WatchedRunner(ModelRunner):
                 assert text not in self.model.computed[sequence.request_id], "computed twice"
                 self.model.computed[sequence.request_id].add(text)
             self.num_tokens += len(texts)
+        assert len(slots) <= self.model._chunk_tokens, "the pass is larger than its room"
         assert len(set(slots)) == len(slots), "two tokens of one pass share a slot"
         return super().forward(segments)
 
@@ -144,13 +146,14 @@ class Life:
         slots = self.rng.choice([40, 70, 300])
         self.runner: WatchedRunner = new_runner(WatchedRunner, scratch.model, slots, 3)
         self.model = WatchedModel(
-            self.runner, target_vocab_size=320, eos_token_ids=(), num_slots=slots, chunk_tokens=7
+            self.runner, target_vocab_size=320, eos_token_ids=(), num_slots=slots, chunk_tokens=CHUNK
         )
         self.drafter = TreeDrafter(
             self.model,
             rule,
             top_up=self.rng.random() < 0.3,
-            pass_leaves=self.rng.choice([2, 64]),
+            pass_leaves=self.rng.choice([2, CHUNK]),
+            thrifty=self.rng.random() < 0.3,
             most_nodes=self.rng.choice([6, 20]),
         )
         self.texts: dict[str, list[int]] = {}

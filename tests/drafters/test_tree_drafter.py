@@ -40,6 +40,7 @@ class Life:
             top_up=self.rng.random() < 0.3,
             pass_leaves=self.rng.choice([2, 5, 64]),
             most_nodes=self.rng.choice([10, 40]),
+            thrifty=self.rng.random() < 0.3,
         )
         self.sides: dict[str, Side] = {}
         self.generation = 0
@@ -219,6 +220,14 @@ def test_a_chain_that_is_waited_for_takes_as_many_passes_as_it_has_tokens() -> N
     del model.passes[:]
     assert grow(drafter, side, 3, 3).tokens == best_tokens(side.text, 3)
     assert not model.passes, "this outcome was drafted for"
+
+
+@pytest.mark.timeout(60)
+def test_a_thrifty_pass_takes_a_leaf_however_unlikely() -> None:
+    """Else a round would never end: a probability this small is zero in a float."""
+    drafter, model, side = ask(Chain(5), thrifty=True)
+    model.surprise = 1000.0
+    assert grow(drafter, side, 5, 5).tokens == best_tokens(side.text, 5)
 
 
 def test_what_is_accepted_teaches_the_rule() -> None:

@@ -37,7 +37,7 @@ class DraftModel:
         num_slots: int,
         chunk_tokens: int,
     ) -> None:
-        """chunk_tokens: most known tokens that one pass reads."""
+        """chunk_tokens: most tokens of one pass."""
         self.needs = DrafterNeeds(
             "draft_model", context_length=runner.tables.rows.shape[1], ingests_prompts=True
         )
@@ -98,11 +98,12 @@ class DraftModel:
             )
         }
         busy = [sequence for sequence, _ in parts.values()]
-        segments, rows = [], []
+        segments, rows, room = [], [], self._chunk_tokens
         for sequence, group in parts.values():
-            segment, taken = self._segment(sequence, [leaf.node for leaf in group], busy)
+            segment, taken = self._segment(sequence, [leaf.node for leaf in group], busy, room)
             if taken:
                 segments.append(segment)
+                room -= len(segment.tokens) + len(segment.tree_tokens)
                 rows += [leaf for leaf in group if leaf.node in taken]
         found = self._candidates(self._runner.forward(segments), rows) if segments else []
         by_leaf = {(id(leaf.sequence), leaf.node): each for leaf, each in zip(rows, found, strict=True)}
@@ -171,20 +172,21 @@ class DraftModel:
     # ------------------------------------------------------------ passes
 
     def _segment(
-        self, sequence: DraftSequence, nodes: Sequence[int], busy: Sequence[DraftSequence]
+        self, sequence: DraftSequence, nodes: Sequence[int], busy: Sequence[DraftSequence], room: int
     ) -> tuple[Segment, set[int]]:
-        """The part of a pass that computes `nodes` as far as slots are to be had, and those that are."""
+        """The part of a pass that computes `nodes` as far as slots are to be had and the pass has room for
+        tokens, and those nodes. A root whose text was lost to others comes with all of that text."""
         self._open(sequence, busy)
         start, known = sequence.num_held, sequence.tokens[sequence.num_held :]
         taken: set[int] = set()
         if nodes[0] == ROOT:
-            if self._take_known(sequence, len(known), busy):
+            if len(known) <= room and self._take_known(sequence, len(known), busy):
                 sequence.num_held += len(known)
                 taken.add(ROOT)
             return Segment(sequence.row, start, known, True), taken
         tree = sequence.draft.tree
         tokens, paths = [], []
-        for node in nodes:
+        for node in nodes[:room]:
             slots = self._take(1, busy)
             if slots is None:
                 break

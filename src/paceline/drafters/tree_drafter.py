@@ -253,10 +253,10 @@ class TreeDrafter:
 
     def _worthwhile(self, wanted: Sequence[Leaf]) -> int:
         """How many of the leaves, the best first, make a pass most useful per second: by how likely they are
-        to be reached, and by what passes over so many leaves took so far."""
+        to be reached, and by what passes over so many leaves took so far. One at least, if there is one."""
         if not self._thrifty or not self._cost.known:
             return len(wanted)
-        best, best_rate, likely = 0, 0.0, 0.0
+        best, best_rate, likely = min(1, len(wanted)), 0.0, 0.0
         for count, leaf in enumerate(wanted, 1):
             likely += exp(leaf.sequence.draft.tree.value(leaf.node))
             rate = likely / self._cost.of(count)

@@ -35,6 +35,8 @@ from paceline.errors import ConfigError, shown
 from paceline.execution.target import TargetExecutor
 from paceline.loading import LoadedModel, check_same_vocabulary, load
 
+_PASS_LEAVES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -193,7 +195,14 @@ def _drafter(
     )
     length = _draft_length(config, mode)
     rule = growth_rule(mode, config.tree, max(length.wanted(size) for size in range(1, 17)))
-    return TreeDrafter(candidates, rule, keep_tree=mode.keep_tree, top_up=mode.top_up, thrifty=mode.overlapped)
+    return TreeDrafter(
+        candidates,
+        rule,
+        keep_tree=mode.keep_tree,
+        top_up=mode.top_up,
+        pass_leaves=min(_PASS_LEAVES, limits.max_batch_tokens),
+        thrifty=mode.overlapped,
+    )
 
 
 def _separate_draft(
