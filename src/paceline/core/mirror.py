@@ -105,6 +105,8 @@ class DraftMirror:
 
     def sweep(self) -> None:
         """Drops what is not below the root. What was committed is known by its position from now on."""
+        if not self._spine:
+            return  # nothing died since the last time
         tree, place = self.tree.rerooted(self.root)
         base = self.num_tokens - len(self._spine)
         place |= {node: -(base + at) for at, node in enumerate(self._spine, 1)}
