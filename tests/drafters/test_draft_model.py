@@ -72,7 +72,7 @@ class WatchedRunner(ModelRunner):
 
 
 class WatchedModel(DraftModel):
-    """computed: texts whose KV each sequence holds, or held for a node that is dead now."""
+    """computed: texts whose KV each sequence holds."""
 
     def __init__(self, runner: WatchedRunner, **options: Any) -> None:
         super().__init__(runner, **options)
@@ -86,6 +86,14 @@ class WatchedModel(DraftModel):
         if fresh:
             ends = range(1, sequence.num_held + 1)
             self.computed[sequence.request_id] = {tuple(sequence.tokens[:end]) for end in ends}
+
+    def moved(self, sequence: DraftSequence, accepted: Sequence[int], place: dict[int, int]) -> None:
+        super().moved(sequence, accepted, place)
+        if sequence.cache_node is not None:
+            ends = range(1, sequence.num_held + 1)
+            self.computed[sequence.request_id] = {tuple(sequence.tokens[:end]) for end in ends} | {
+                (*sequence.tokens, *sequence.path_tokens(node)) for node in sequence.node_slots
+            }
 
     def _drop_kv(self, sequence: DraftSequence) -> None:
         self.num_dropped += sequence.cache_node is not None
@@ -151,6 +159,7 @@ class Life:
         self.drafter = TreeDrafter(
             self.model,
             rule,
+            keep_tree=self.rng.random() < 0.8,
             top_up=self.rng.random() < 0.3,
             pass_leaves=self.rng.choice([2, CHUNK]),
             thrifty=self.rng.random() < 0.3,
