@@ -57,6 +57,9 @@ class ToyTarget:
         for request_id in request_ids:
             self.toy.tables.pop(request_id, None)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 def guesses(known: Sequence[int], depth: int) -> list[int]:
     """The toy target's next tokens, every fourth position wrong."""

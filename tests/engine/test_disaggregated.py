@@ -160,6 +160,9 @@ class Recorder:
     def release(self, request_ids: Any) -> None:
         self.calls.append(tuple(request_ids))
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 @contextmanager
 def recording() -> Iterator[tuple[Recorder, DisaggregatedExecutor]]:
