@@ -220,3 +220,31 @@ def test_who_ends_for_want_of_slots_is_not_followed_after_it(seed: int) -> None:
     assert drive.tokens["big"] == toy_generate([1, 2, 3], len(drive.tokens["big"]))
     assert drive.tokens["small"] == toy_generate([4, 5], 10)
     assert_no_leak(core)
+
+
+def test_nodes_of_another_life_are_dropped_without_a_word() -> None:
+    """Of a request that ended and whose name is used again, and of a drafter that was lost meanwhile."""
+    core = make_core(3)
+    drive = OverlappedDrive(core, random.Random(1))
+
+    def sent(generation: int) -> int:
+        chain = tuple(toy_generate([1, 2, 3], 3))
+        nodes = DraftNodes("r", generation, 3, 0, chain, (-3, 0, 1), (-0.1,) * 3)
+        before = core.requests["r"].speculation.num_drafted_nodes
+        drive.feed(NodesDrafted((nodes, DraftNodes("stranger", 1, 3, 0, (1,), (-3,), (0.0,)))))
+        return core.requests["r"].speculation.num_drafted_nodes - before
+
+    drive.arrive("r", [1, 2, 3], max_tokens=20)
+    assert [sent(0), sent(2), sent(1)] == [0, 0, 3]
+    drive.feed(RequestAborted("r"))
+    drive._target_is_done()
+    del drive.finished["r"]
+    drive.arrive("r", [1, 2, 3], max_tokens=20)
+    assert [sent(1), sent(2)] == [0, 3]
+    drive.lose_drafter()
+    assert sent(2) == 0
+    drive.find_drafter()
+    assert [sent(2), sent(3)] == [0, 3]
+    assert core.requests["r"].speculation.num_failed_drafts == 0
+    assert core.requests["r"].mirror is not None
+    assert len(core.requests["r"].mirror.tree) == 3
