@@ -140,7 +140,9 @@ def run(
     tokenizer: Tokenizer,
 ) -> Result:
     config = Config(
-        speculation=SpeculationConfig(num_speculative_tokens=args.guesses),
+        speculation=SpeculationConfig(
+            num_speculative_tokens=None if MODES[mode].planned and MODES[mode].overlapped else args.guesses
+        ),
         tree=TreeConfig(tree_width=args.width, tree_passes=args.passes),
         groups=GroupsConfig(mode=mode),
     )

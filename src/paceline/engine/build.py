@@ -10,8 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from paceline.config import Config
-from paceline.core.draft_lane import DraftPolicy
-from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize
+from paceline.core.drafting import DrafterNeeds
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.scheduler import Limits
@@ -29,7 +28,7 @@ from paceline.engine.engine import About, Engine
 from paceline.engine.executor import Executor, LocalExecutor
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup, limits_of
-from paceline.engine.modes import Mode, growth_rule, mode_of
+from paceline.engine.modes import Mode, draft_policy, growth_rule, mode_of, most_guesses
 from paceline.engine.replay import EventLog
 from paceline.errors import ConfigError, shown
 from paceline.execution.target import TargetExecutor
@@ -89,9 +88,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.scheduler.prefix_cache,
-        drafting=DraftPolicy(
-            draft.needs, _draft_length(config, mode), _lookup(config, mode), _planned(config, mode)
-        ),
+        drafting=draft_policy(config, mode, draft.needs),
         placement=OverlappedPlacement() if mode.overlapped else SerialPlacement(),
     )
     target_executor = TargetExecutor(runner, model.eos_token_ids)
@@ -193,8 +190,7 @@ def _drafter(
         num_slots=limits.num_slots,
         chunk_tokens=limits.max_batch_tokens,
     )
-    length = _draft_length(config, mode)
-    rule = growth_rule(mode, config.tree, max(length.wanted(size) for size in range(1, 17)))
+    rule = growth_rule(mode, config.tree, most_guesses(config, mode))
     return TreeDrafter(
         candidates,
         rule,
@@ -232,25 +228,3 @@ def _separate_draft(
         host = LocalHost("paceline.engine.build:build_drafter", group.cores)
     draft_group = DraftGroup(spec, host, events, Patience(silence_s=settings.draft_timeout))
     return _Draft(draft_group.start(), group=draft_group)
-
-
-def _draft_length(config: Config, mode: Mode) -> DraftLength:
-    speculation = config.speculation
-    if speculation.length_by_batch_size:
-        return LengthByBatchSize(speculation.length_by_batch_size)
-    given = speculation.num_speculative_tokens
-    return FixedLength(mode.num_guesses if given is None else given)
-
-
-def _planned(config: Config, mode: Mode) -> bool:
-    """Whether the length is only a bound: nobody fixed it, and the mode is not there to be compared with."""
-    speculation = config.speculation
-    fixed = speculation.num_speculative_tokens is not None or bool(speculation.length_by_batch_size)
-    return mode.planned and not fixed
-
-
-def _lookup(config: Config, mode: Mode) -> tuple[int, int] | None:
-    """Whether a request's own text fills up what the drafter leaves open."""
-    if not mode.overlapped:
-        return None
-    return config.speculation.prompt_lookup_min, config.speculation.prompt_lookup_max

@@ -3,6 +3,7 @@ may be on another host (SwiftSpec, arXiv 2506.11309)."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -58,6 +59,7 @@ class DisaggregatedExecutor:
         self._wait_until: float | None = None
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(self._switch_s, _SWITCH_S))
+        gc.freeze()  # what was loaded stays: looking through it again would hold a pass up for milliseconds
         self._thread = threading.Thread(target=self._run_target, name="paceline-target", daemon=True)
         self._thread.start()
 

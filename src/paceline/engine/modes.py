@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.config import Config, TreeConfig
+from paceline.core.draft_lane import DraftPolicy
+from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize
 from paceline.core.growth import BestFirst, Calibrated, Chain, FixedShape, GrowthRule, Layers
 from paceline.core.outcomes import OutcomeCache
 from paceline.engine.draft_messages import AheadMode
@@ -73,6 +75,31 @@ def mode_of(config: Config) -> Mode:
             "outcomes: leave one of them out."
         )
     return mode
+
+
+def draft_policy(config: Config, mode: Mode, needs: DrafterNeeds | None) -> DraftPolicy:
+    """needs: of the drafter, None = there is none."""
+    speculation = config.speculation
+    fixed = speculation.num_speculative_tokens is not None or bool(speculation.length_by_batch_size)
+    # Where the target waits for nobody, the request's own text fills up what the drafter leaves open.
+    lookup = (speculation.prompt_lookup_min, speculation.prompt_lookup_max) if mode.overlapped else None
+    # A length that somebody fixed is kept; otherwise it is a bound, but for modes that are there to be
+    # compared with.
+    return DraftPolicy(needs, _draft_length(config, mode), lookup, mode.planned and not fixed)
+
+
+def most_guesses(config: Config, mode: Mode) -> int:
+    """Per verification, whatever the batch."""
+    sizes = [1, *(size for size, _ in config.speculation.length_by_batch_size)]
+    return max(_draft_length(config, mode).wanted(size) for size in sizes)
+
+
+def _draft_length(config: Config, mode: Mode) -> DraftLength:
+    speculation = config.speculation
+    if speculation.length_by_batch_size:
+        return LengthByBatchSize(speculation.length_by_batch_size)
+    given = speculation.num_speculative_tokens
+    return FixedLength(mode.num_guesses if given is None else given)
 
 
 def growth_rule(mode: Mode, tree: TreeConfig, num_speculative_tokens: int) -> GrowthRule:

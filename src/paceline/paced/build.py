@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from paceline.config import Config
-from paceline.core.draft_lane import DraftPolicy
-from paceline.core.drafting import DrafterNeeds, FixedLength
+from paceline.core.drafting import DrafterNeeds
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.scheduler import Limits
@@ -22,7 +21,7 @@ from paceline.engine.draft_host import DraftHost, LocalHost
 from paceline.engine.draft_messages import DraftGroupSpec
 from paceline.engine.engine import About, Engine
 from paceline.engine.executor import Executor, LocalExecutor
-from paceline.engine.modes import growth_rule, mode_of
+from paceline.engine.modes import draft_policy, growth_rule, mode_of, most_guesses
 from paceline.errors import ConfigError
 from paceline.loading.tokenizer import Tokenizer
 from paceline.paced.groups import PacedCandidates, PacedTarget, PassTimes, TraceCandidates, TraceTarget
@@ -84,7 +83,7 @@ def build_paced(path: Path, config: Config, tokenizer: Tokenizer, *, host: Draft
     core_config = CoreConfig(
         limits=limits,
         vocab_size=pair.vocab_size,
-        drafting=DraftPolicy(needs, FixedLength(_num_guesses(config))),
+        drafting=draft_policy(config, mode, needs),
         placement=OverlappedPlacement() if mode.overlapped else SerialPlacement(),
     )
     return Engine(EngineCore(core_config), executor, tokenizer, About(path.stem, mode.name, 0.0))
@@ -95,10 +94,5 @@ def build_paced_drafter(spec: DraftGroupSpec) -> Drafter:
     pair, mode = read_pair(Path(spec.config.speculation.draft)), mode_of(spec.config)
     world = World(read_recordings(Path(pair.trace)), pair.vocab_size)
     model = PacedCandidates(TraceCandidates(world, pair.context_length), PassTimes(pair.draft_s))
-    rule = growth_rule(mode, spec.config.tree, _num_guesses(spec.config))
+    rule = growth_rule(mode, spec.config.tree, most_guesses(spec.config, mode))
     return TreeDrafter(model, rule, keep_tree=mode.keep_tree, top_up=mode.top_up, thrifty=mode.overlapped)
-
-
-def _num_guesses(config: Config) -> int:
-    given = config.speculation.num_speculative_tokens
-    return 7 if given is None else given
