@@ -210,7 +210,7 @@ class MirrorMachine(RuleBasedStateMachine):
     @rule(path=st.lists(TOKENS, max_size=2), chain=st.lists(TOKENS, max_size=3))
     def guesses_come_from_elsewhere(self, path: list[int], chain: list[int]) -> None:
         """Below a path that is there; below one that is not there is nothing to hang them on."""
-        self.mirror.add_chain(path, chain, -0.5)
+        self.mirror.tree.graft(self.mirror.root, path, chain, -0.5)
         above = (*self.text, *path)
         if path and above not in self.delivered:
             return

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from paceline.core.planner import Acceptance, PassCost, Planner
-from paceline.core.token_tree import TokenTree
 
 
 def cost_of(base: float, slope: float, sizes: range = range(1, 17)) -> PassCost:
@@ -72,9 +71,8 @@ def test_who_drafts_nothing_tries_again_now_and_then() -> None:
 
 
 def test_before_anything_was_measured_all_is_allowed() -> None:
-    tree = TokenTree.chain([1, 2, 3])
     assert Planner().length(Acceptance(), 5, 1) == 5
-    assert Planner().trimmed({"a": tree}) == {"a": tree}
+    assert Planner().counts([[-0.1, -9.0], []]) == [2, 0]
 
 
 def test_acceptance_counts_only_what_was_reached() -> None:
@@ -86,12 +84,8 @@ def test_acceptance_counts_only_what_was_reached() -> None:
     assert accepted.rate == 1.0
 
 
-def test_trimming_keeps_what_pays_over_all_requests_and_keeps_trees_connected() -> None:
-    planner = Planner(cost_of(10.0, 3.0, range(1, 33)))
-    sure = TokenTree.chain([1, 2, 3, 4], [math.log(0.95)] * 4)
-    poor = TokenTree.chain([5, 6, 7, 8], [math.log(0.1)] * 4)
-    kept = planner.trimmed({"sure": sure, "poor": poor})
-    assert kept["sure"].tokens == [1, 2, 3, 4]
-    assert kept["poor"].tokens == []
-    cheap = Planner(cost_of(10.0, 0.0, range(1, 33))).trimmed({"sure": sure, "poor": poor})
-    assert len(cheap["poor"]) == 4
+def test_what_pays_is_kept_over_all_requests() -> None:
+    sure = [level * math.log(0.95) for level in range(1, 5)]
+    poor = [level * math.log(0.1) for level in range(1, 5)]
+    assert Planner(cost_of(10.0, 3.0, range(1, 33))).counts([sure, poor]) == [4, 0]
+    assert Planner(cost_of(10.0, 0.0, range(1, 33))).counts([sure, poor]) == [4, 4]

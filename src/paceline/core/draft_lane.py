@@ -13,7 +13,7 @@ from paceline.core.planner import Planner
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler, Share
 from paceline.core.text_index import IndexedText
-from paceline.core.token_tree import TokenTree
+from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import (
     AdvanceDrafts,
     Announcement,
@@ -40,6 +40,21 @@ class DraftPolicy:
     length: DraftLength
     lookup: tuple[int, int] | None = None
     planned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """nodes: below `root`, the best first, each after its parent."""
+
+    tree: TokenTree
+    root: int
+    nodes: list[int]
+
+    @property
+    def values(self) -> list[float]:
+        """Log-probabilities of being reached from the root."""
+        base = self.tree.value(self.root)
+        return [self.tree.values[node] - base for node in self.nodes]
 
 
 class DraftLane:
@@ -252,15 +267,16 @@ class DraftLane:
         the target should take them: `now`, or a moment until which better ones are worth waiting for."""
         room = self._scheduler.draft_room()
         deciding = [request for request in self._scheduler.running if request.decoding]
-        for request in deciding:
-            count = min(self._wanted(request, len(room)), room[request.request_id])
-            request.proposal = self._best(request, count) if count > 0 else TokenTree()
+        offers = [self._offer(request, len(room), room[request.request_id]) for request in deciding]
+        counts = [len(offer.nodes) for offer in offers]
         if self._policy.planned:
-            trees = {request.request_id: request.guesses for request in deciding}
-            trimmed = self._planner.trimmed(trees)
-            for request in deciding:
-                if self._chosen_here(request):
-                    request.proposal = trimmed[request.request_id]
+            planned = self._planner.counts([offer.values for offer in offers])
+            chosen = [self._chosen_here(request) for request in deciding]
+            counts = [
+                min(pair) if ours else pair[0] for *pair, ours in zip(counts, planned, chosen, strict=True)
+            ]
+        for request, offer, count in zip(deciding, offers, counts, strict=True):
+            request.proposal = offer.tree.subtree(sorted(offer.nodes[:count]), offer.root)[0]
         if len(deciding) < len(self._scheduler.running) or self.lost is not None:
             return now
         return self._hand_over.at(deciding, now)
@@ -269,23 +285,21 @@ class DraftLane:
         """Whether how much is guessed is ours to choose, and not the request's own wish."""
         return request.params.num_speculative_tokens is None
 
-    def _best(self, request: Request, count: int) -> TokenTree:
+    def _offer(self, request: Request, batch_size: int, room: int) -> _Offer:
+        """What there is to verify for one request, from its drafter and from its own text."""
+        count = min(self._wanted(request, batch_size), room)
         mirror, lookup = request.mirror, self._lookup(request)
-        tree = mirror.select(count, count) if mirror is not None else TokenTree()
-        if lookup is None:
-            return tree
-        lookup.read(request.tokens)
-        best = tree.best_path()
-        for path in [[], best] if best else [[]]:
-            found = lookup.find(path, count)
-            if found is None:
-                continue
-            score = self._lookup_odds.log_probability(found.matched)
-            if mirror is not None:
-                mirror.add_chain(path, found.tokens, score)
-            else:
-                tree = TokenTree.chain(found.tokens, [score] * len(found.tokens))
-        return mirror.select(count, count) if mirror is not None and lookup.open else tree
+        tree, root = (mirror.tree, mirror.root) if mirror is not None else (TokenTree(), ROOT)
+        if count <= 0:
+            return _Offer(tree, root, [])
+        if lookup is not None:
+            lookup.read(request.tokens)
+            best = tree.best_path(root, count)
+            for path in [[], best] if best else [[]]:
+                found = lookup.find(path, count)
+                if found is not None:
+                    tree.graft(root, path, found.tokens, self._lookup_odds.log_probability(found.matched))
+        return _Offer(tree, root, tree.best_below(root, count, count))
 
     def _lookup(self, request: Request) -> Lookup | None:
         if self._policy.lookup is not None and request.lookup is None:

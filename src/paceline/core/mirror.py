@@ -74,15 +74,6 @@ class DraftMirror:
             return None
         return self.tree.add(above if above >= 0 else self.root, token, score)
 
-    def add_chain(self, path: Sequence[int], tokens: Sequence[int], score: float) -> None:
-        """Guesses from elsewhere below `path`, which leads down from the root; equal ones merge."""
-        node: int | None = self.root
-        for token in path:
-            node = self.tree.child(node, token) if node is not None else None
-        for token in tokens if node is not None else ():
-            assert node is not None
-            node = self.tree.add(node, token, score)
-
     def commit(self, tokens: Sequence[int]) -> Landing:
         """Moves the root down along newly committed tokens, the last of which is the bonus token."""
         landing = Landing.MISS

@@ -3,17 +3,16 @@ second of a step are largest where one more guess adds no more than it costs (Tu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp
-
-from paceline.core.token_tree import TokenTree
 
 _MEMORY = 0.1
 """Weight of the newest measurement."""
 _TOKEN_SHARE = 0.04
 """What one more token adds to a pass over one, until measured: it is bound by reading the weights."""
 _MOST_TOKENS = 256
+_REFIT = 16
 _RETRY_STEPS = 24
 """A request that drafts nothing tries again after so many of its steps: texts change."""
 
@@ -28,6 +27,7 @@ class PassCost:
     def __init__(self) -> None:
         self._seen: dict[int, float] = {}
         self._line: tuple[float, float] | None = None
+        self._learnt = 0
 
     @property
     def known(self) -> bool:
@@ -40,7 +40,9 @@ class PassCost:
         # A pass that was disturbed from outside says nothing about its size.
         seconds = seconds if before is None else min(seconds, 2.0 * before)
         self._seen[tokens] = seconds if before is None else before + _MEMORY * (seconds - before)
-        self._line = None
+        self._learnt += 1
+        if before is None or self._learnt % _REFIT == 0:
+            self._line = None
 
     def of(self, tokens: int) -> float:
         base, slope = self._line or self._fit()
@@ -108,20 +110,20 @@ class Planner:
         accepted.idle_steps += 1
         return min(2, most) if accepted.idle_steps % _RETRY_STEPS == 0 else 0
 
-    def trimmed(self, trees: Mapping[str, TokenTree]) -> dict[str, TokenTree]:
-        """Of every request's tree what is worth verifying, all sharing one pass. trees: of all requests that
-        take part; their scores are log-probabilities given the parent."""
+    def counts(self, offers: Sequence[Sequence[float]]) -> list[int]:
+        """How many of each request's guesses are worth verifying, all requests sharing one pass. offers: of
+        every request that takes part, its guesses' log-probabilities of being reached, the best first."""
         if not self.target.known:
-            return dict(trees)
-        ranked = sorted((-value, name) for name, tree in trees.items() for value in tree.values)  # best first
-        kept = dict.fromkeys(trees, 0)
-        roots, expected, at_best = len(trees), float(len(trees)), 0
+            return [len(values) for values in offers]
+        ranked = sorted((-value, place) for place, values in enumerate(offers) for value in values)
+        roots, expected, at_best = len(offers), float(len(offers)), 0
         best_rate = expected / self.target.of(roots)
         for count, (surprise, _) in enumerate(ranked, 1):
             expected += exp(-surprise)
             rate = expected / self.target.of(roots + count)
             if rate > best_rate:
                 best_rate, at_best = rate, count
-        for _, name in ranked[:at_best]:
-            kept[name] += 1
-        return {name: tree.select(kept[name], len(tree)) for name, tree in trees.items()}
+        kept = [0] * roots
+        for _, place in ranked[:at_best]:
+            kept[place] += 1
+        return kept

@@ -123,15 +123,25 @@ class TokenTree:
                     heapq.heappush(heap, (-self.values[below], below))
         return best
 
-    def best_path(self) -> list[int]:
-        """Tokens from the root down: the best child, its best child, and so on."""
+    def best_path(self, root: int, most: int) -> list[int]:
+        """Tokens from `root` down: the best child, its best child, and so on, at most `most`."""
         tokens: list[int] = []
-        nodes = self.children(ROOT)
-        while nodes:
+        nodes = self.children(root)
+        while nodes and len(tokens) < most:
             best = max(nodes, key=lambda node: (self.values[node], -node))
             tokens.append(self.tokens[best])
             nodes = self.children(best)
         return tokens
+
+    def graft(self, root: int, path: Sequence[int], tokens: Sequence[int], score: float) -> None:
+        """Guesses from elsewhere, one after the other below `path`, which leads down from `root`; equal ones
+        merge. Nothing if there is no such path."""
+        node: int | None = root
+        for token in path:
+            node = self.child(node, token) if node is not None else None
+        for token in tokens if node is not None else ():
+            assert node is not None
+            node = self.add(node, token, score)
 
     def select(self, max_nodes: int, max_depth: int, root: int = ROOT) -> TokenTree:
         """The best `max_nodes` nodes below `root` by value, no deeper than `max_depth` below it, as a tree

@@ -46,7 +46,15 @@ MODES = {
         Mode("discard", "best-first", separate=True, ahead="silent", top_up=True, keep_tree=False),
         # Saguaro, arXiv 2603.03251: a chain for each likely outcome.
         Mode("outcome-cache", "outcomes", separate=True, ahead="silent"),
-        Mode("overlapped", "calibrated", separate=True, overlapped=True, ahead="stream", planned=True),
+        Mode(
+            "overlapped",
+            "calibrated",
+            separate=True,
+            overlapped=True,
+            ahead="stream",
+            num_guesses=15,
+            planned=True,
+        ),
     )
 }
 
