@@ -270,10 +270,10 @@ class DraftLane:
         offers = [self._offer(request, len(room), room[request.request_id]) for request in deciding]
         counts = [len(offer.nodes) for offer in offers]
         if self._policy.planned:
-            planned = self._planner.counts([offer.values for offer in offers])
-            chosen = [self._chosen_here(request) for request in deciding]
+            worthwhile = self._planner.counts([offer.values for offer in offers])
             counts = [
-                min(pair) if ours else pair[0] for *pair, ours in zip(counts, planned, chosen, strict=True)
+                count if self._chosen_here(request) else asked
+                for request, count, asked in zip(deciding, worthwhile, counts, strict=True)
             ]
         for request, offer, count in zip(deciding, offers, counts, strict=True):
             request.proposal = offer.tree.subtree(sorted(offer.nodes[:count]), offer.root)[0]
