@@ -154,7 +154,9 @@ def test_windowed_lives_are_exact_and_leak_nothing(seed: int) -> None:
     limits = Limits(120, rng.randrange(90, 200), rng.randrange(1, 5), rng.randrange(8, 40), WINDOW)
     needs = DrafterNeeds("toy", ingests_prompts=True)
     core = EngineCore(
-        CoreConfig(limits, TOY_VOCAB, (), rng.random() < 0.7, DraftPolicy(needs, FixedLength(rng.randrange(6))))
+        CoreConfig(
+            limits, TOY_VOCAB, (), rng.random() < 0.7, DraftPolicy(needs, FixedLength(rng.randrange(6)))
+        )
     )
 
     def draft(known: list[int], item: DraftItem) -> TokenTree:

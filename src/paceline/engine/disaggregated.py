@@ -29,6 +29,7 @@ from paceline.core.work import (
 from paceline.engine.draft_group import DraftGroup
 from paceline.engine.executor import Target
 
+_GC_OBJECTS = 50_000
 _SWITCH_S = 0.0005
 """How long a thread that is handling an event may keep the target's from going on once its native pass is
 over (sys.setswitchinterval); Python's own 5 ms are as long as a pass."""
@@ -59,7 +60,11 @@ class DisaggregatedExecutor:
         self._wait_until: float | None = None
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(self._switch_s, _SWITCH_S))
-        gc.freeze()  # what was loaded stays: looking through it again would hold a pass up for milliseconds
+        # What was loaded stays, and what a step makes dies without the collector (no cycles): looking for
+        # garbage more seldom keeps it from holding a pass up for milliseconds.
+        gc.freeze()
+        self._gc_thresholds = gc.get_threshold()
+        gc.set_threshold(max(_GC_OBJECTS, self._gc_thresholds[0]), *self._gc_thresholds[1:])
         self._thread = threading.Thread(target=self._run_target, name="paceline-target", daemon=True)
         self._thread.start()
 
@@ -159,6 +164,7 @@ class DisaggregatedExecutor:
             self._thread.join()
             self._target.close()
             sys.setswitchinterval(self._switch_s)
+            gc.set_threshold(*self._gc_thresholds)
         if self._group is not None:
             self._group.close()
 
