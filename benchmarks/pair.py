@@ -7,6 +7,8 @@ Seconds are of decoding alone: prompts come from the prefix cache after a first 
 The bound: every pass must read its model's weights once, so a round of one target pass and the draft passes
 made meanwhile takes at least their bytes over the bandwidth that all cores reach when they read nothing but
 weights.
+
+Every output is compared, token for token, with that of the first mode; `--temperature 0.8` samples, seeded.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Result:
     draft_passes: int | None
     gap_median_ms: float | None
     draft_idle: float | None
+    outputs: list[list[int]]
 
 
 def choose(llm: LLM, args: argparse.Namespace) -> dict[str, list[list[int]]]:
@@ -71,7 +74,9 @@ def measure(name: str, args: argparse.Namespace) -> list[Result]:
     results = []
     with LLM(args.target, max_num_seqs=4, kv_tokens=40_000, **options) as llm:
         workloads = choose(llm, args)
-        params = SamplingParams(max_tokens=args.tokens, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=args.tokens, temperature=args.temperature, seed=7, top_p=1.0, ignore_eos=True
+        )
         first = SamplingParams(max_tokens=1, temperature=0.0)
         for prompts in workloads.values():
             for ids in tqdm(prompts, desc=f"{name}: prompts", leave=False):
@@ -79,7 +84,8 @@ def measure(name: str, args: argparse.Namespace) -> list[Result]:
         for repeat in range(args.repeats):
             for workload, prompts in workloads.items():
                 results.append(_run(llm, name, workload, repeat, prompts, params))
-                print(results[-1], file=sys.stderr)
+                each = results[-1]
+                print(f"{name} {workload} {repeat}: {each.tokens / each.seconds:.1f} tok/s", file=sys.stderr)
     return results
 
 
@@ -103,6 +109,7 @@ def _run(
         _draft_passes(name, timeline, before[1], outputs),
         gaps.median_s * 1e3 if gaps else None,
         timeline.draft_idle_share,
+        [output.token_ids for output in outputs],
     )
 
 
@@ -137,19 +144,24 @@ def report(results: list[Result], bound: dict[str, float], args: argparse.Namesp
         f"target {bound['target_bytes'] / 1e9:.2f} GB, draft {bound['draft_bytes'] / 1e9:.2f} GB, "
         f"{bound['bytes_per_s'] / 1e9:.1f} GB/s"
     )
-    print("| mode | " + " | ".join(WORKLOADS) + " | tokens per pass | share of the bound |")
-    print("|---|" + "---|" * (len(WORKLOADS) + 2))
+    print("| mode | " + " | ".join(WORKLOADS) + " | tokens per pass | share of the bound | equal outputs |")
+    print("|---|" + "---|" * (len(WORKLOADS) + 3))
+    first = {each.workload: each.outputs for each in results if each.mode == args.modes[0]}
     for name in args.modes:
-        rates, passes, shares = [], [], []
+        rates, passes, shares, equal, total = [], [], [], 0, 0
         for workload in WORKLOADS:
             runs = [each for each in results if (each.mode, each.workload) == (name, workload)]
             rates.append(statistics.median(each.tokens / each.seconds for each in runs))
+            for each in runs:
+                equal += sum(one == other for one, other in zip(each.outputs, first[workload], strict=True))
+                total += len(each.outputs)
             passes += [each.tokens_per_pass for each in runs if each.tokens_per_pass]
             shares += [_least_s(each, bound) / each.seconds for each in runs if each.draft_passes is not None]
         print(
             f"| {name} | "
             + " | ".join(f"{rate:.1f}" for rate in rates)
-            + f" | {statistics.mean(passes):.2f} | {f'{statistics.median(shares):.0%}' if shares else '-'} |"
+            + f" | {statistics.mean(passes):.2f} | {f'{statistics.median(shares):.0%}' if shares else '-'} "
+            f"| {equal} / {total} |"
         )
 
 
@@ -169,6 +181,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=300, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
