@@ -144,7 +144,7 @@ def run(
         speculation=SpeculationConfig(
             num_speculative_tokens=None if MODES[mode].planned and MODES[mode].overlapped else args.guesses
         ),
-        tree=TreeConfig(tree_width=args.width, tree_passes=args.passes),
+        tree=_tree(mode, args),
         groups=GroupsConfig(mode=mode),
     )
     with distant(pair, config, latency_ms) as host:
@@ -155,6 +155,13 @@ def run(
             if args.trace_out:
                 engine.timeline.write_trace(args.trace_out.with_suffix(f".{mode}.json"))
             engine.close()
+
+
+def _tree(mode: str, args: argparse.Namespace) -> TreeConfig:
+    """Width and passes where the mode counts them."""
+    if MODES[mode].growth == "best-first":
+        return TreeConfig(tree_width=args.width, tree_passes=args.passes)
+    return TreeConfig(tree_passes=args.passes) if MODES[mode].ahead == "silent" else TreeConfig()
 
 
 @contextmanager

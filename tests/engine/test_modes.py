@@ -69,9 +69,20 @@ def test_without_a_name_it_is_the_best_for_the_placement(placement: str | None, 
             (
                 {"mode": "outcome-cache", "draft": "embedded", "growth": growth},
                 f"growth is {growth} but groups.mode is outcome-cache",
-                "leave one of them out",
+                "leave it out",
             )
             for growth in GROWTHS
+        ),
+        *(
+            ({"draft": "embedded"} | options, f"tree.{name} is", cause)
+            for name, cause, options in (
+                ("tree_width", "by the rule chain", {"tree_width": 3}),
+                ("fan_out", "by the rule best-first", {"mode": "swiftspec", "fan_out": 2}),
+                ("tree_shape", "by the rule calibrated", {"mode": "overlapped", "tree_shape": [2, 2]}),
+                ("tree_passes", "in mode overlapped", {"mode": "overlapped", "tree_passes": 3}),
+                ("tree_passes", "autoregressive", {"mode": "autoregressive", "tree_passes": 3}),
+                ("tree_width", "only a draft model", {"draft": "ngram", "tree_width": 3}),
+            )
         ),
     ],
     ids=str,

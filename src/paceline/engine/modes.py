@@ -11,7 +11,7 @@ from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, Lengt
 from paceline.core.growth import BestFirst, Calibrated, Chain, FixedShape, GrowthRule, Layers
 from paceline.core.outcomes import OutcomeCache
 from paceline.engine.draft_messages import AheadMode
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,31 @@ def mode_of(config: Config) -> Mode:
             f"groups.mode is {mode.name}, which runs draft and target at the same time, but groups.placement "
             "is serial: leave placement out, or choose disaggregated."
         )
-    if config.tree.growth != "auto" and config.speculation.draft in ("ngram", "none"):
-        raise ConfigError(
-            f"tree.growth is {config.tree.growth} but the drafter is {config.speculation.draft}: only a "
-            "draft model grows trees."
-        )
-    if config.tree.growth != "auto" and mode.growth == "outcomes":
-        raise ConfigError(
-            f"tree.growth is {config.tree.growth} but groups.mode is {mode.name}, which drafts chains for "
-            "outcomes: leave one of them out."
-        )
+    _check_tree(config, mode)
     return mode
+
+
+def _check_tree(config: Config, mode: Mode) -> None:
+    """Refuses options of trees that the mode's rule would not look at."""
+    rule, draft = (
+        mode.growth if config.tree.growth == "auto" else config.tree.growth,
+        config.speculation.draft,
+    )
+    looked_at: set[str] = set()
+    if draft in ("ngram", "none") and not config.groups.draft_address:
+        reason = f"the drafter is {draft}: only a draft model grows trees"
+    elif mode.name == "autoregressive":
+        reason = "groups.mode is autoregressive: nothing is guessed"
+    elif mode.growth == "outcomes" and config.tree.growth != "auto":
+        reason = f"groups.mode is {mode.name}, which drafts chains for outcomes"
+    else:
+        looked_at, reason = {"growth", *_OPTIONS[rule]}, f"trees grow by the rule {rule} in mode {mode.name}"
+        looked_at |= {"tree_passes"} if mode.ahead == "silent" else set()
+        looked_at -= {"tree_passes"} if mode.ahead == "stream" else set()
+    for name in config.tree.__struct_fields__:
+        value = getattr(config.tree, name)
+        if value != getattr(_DEFAULTS, name) and name not in looked_at:
+            raise ConfigError(f"tree.{name} is {shown(value)} but {reason}: leave it out.")
 
 
 def draft_policy(config: Config, mode: Mode, needs: DrafterNeeds | None) -> DraftPolicy:
@@ -125,6 +139,18 @@ def _levels(mode: Mode, count: int) -> int:
     """How deep a tree may get: a drafter that works ahead of the target needs two verifications' worth."""
     return count if mode.ahead == "off" else 2 * count + 1
 
+
+_DEFAULTS = TreeConfig()
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "chain": (),
+    "fixed-shape": ("tree_shape",),
+    "best-first": ("tree_width", "tree_passes"),
+    "layers": ("tree_width", "tree_passes"),
+    "calibrated": ("tree_width", "tree_passes"),
+    "outcomes": ("fan_out",),
+}
+"""What each rule looks at. Passes are counted by the mode where the drafter works ahead unseen, and by nobody
+where it streams."""
 
 _RULES: dict[str, Callable[[Mode, TreeConfig, int], GrowthRule]] = {
     "chain": lambda mode, _, count: Chain(_levels(mode, count)),
