@@ -96,7 +96,8 @@ def _check_tree(config: Config, mode: Mode) -> None:
     for name in config.tree.__struct_fields__:
         value = getattr(config.tree, name)
         if value != getattr(_DEFAULTS, name) and name not in looked_at:
-            raise ConfigError(f"tree.{name} is {shown(value)} but {reason}: leave it out.")
+            written = value if isinstance(value, str) else shown(value)
+            raise ConfigError(f"tree.{name} is {written} but {reason}: leave it out.")
 
 
 def draft_policy(config: Config, mode: Mode, needs: DrafterNeeds | None) -> DraftPolicy:
