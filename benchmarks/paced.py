@@ -141,9 +141,7 @@ def run(
     tokenizer: Tokenizer,
 ) -> Result:
     config = Config(
-        speculation=SpeculationConfig(
-            num_speculative_tokens=None if MODES[mode].planned and MODES[mode].overlapped else args.guesses
-        ),
+        speculation=_speculation(mode, args),
         tree=_tree(mode, args),
         groups=GroupsConfig(mode=mode),
     )
@@ -155,6 +153,15 @@ def run(
             if args.trace_out:
                 engine.timeline.write_trace(args.trace_out.with_suffix(f".{mode}.json"))
             engine.close()
+
+
+def _speculation(mode: str, args: argparse.Namespace) -> SpeculationConfig:
+    """As many guesses as asked for where the mode is there to be compared with; ours chooses."""
+    if not MODES[mode].overlapped:
+        return SpeculationConfig(num_speculative_tokens=args.guesses)
+    if args.without_lookup:  # no text repeats so much
+        return SpeculationConfig(prompt_lookup_min=64, prompt_lookup_max=64)
+    return SpeculationConfig()
 
 
 def _tree(mode: str, args: argparse.Namespace) -> TreeConfig:
@@ -229,6 +236,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--accepted", type=float, help="default: as published for the pair; 0 = as recorded")
+    parser.add_argument("--without-lookup", action="store_true", help="overlapped, by the drafter alone")
     parser.add_argument("--requests", type=int, help="recorded prompts to take; default: all")
     parser.add_argument("--latency-ms", type=float, nargs="+", default=[0.0], help="added, each way")
     parser.add_argument("--repeats", type=int, default=3)
