@@ -103,6 +103,7 @@ class StreamingDrafter:
             [
                 replace(nodes, tokens=(VOCAB,) * size),
                 replace(nodes, scores=(math.nan,) * size),
+                replace(nodes, scores=(-math.inf,) * size),
                 replace(nodes, parents=(nodes.first + size,) * size),
                 replace(nodes, scores=()),
             ]

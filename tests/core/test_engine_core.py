@@ -220,6 +220,8 @@ def test_request_that_outgrows_the_pool_ends_alone() -> None:
         Proposal("r", 4, (-1,), (-1,), (0.0,)),
         Proposal("r", 4, (1, 2), (-1, 1), (0.0, 0.0)),
         Proposal("r", 4, (1,), (-1,), (float("nan"),)),
+        Proposal("r", 4, (1,), (-1,), (float("-inf"),)),
+        Proposal("r", 4, tuple(at % VOCAB for at in range(1025)), tuple(range(-1, 1024))),
         Proposal("r", 4, (1, 2), (-1,), ()),
         Proposal("r", 4, error="boom"),
     ],

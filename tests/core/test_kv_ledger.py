@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +41,7 @@ class Life:
 
     def live(self, count: int) -> None:
         moves = [self.open, self.compute, self.compute, self.guess, self.accept, self.share, self.close]
-        moves += [self.truncate, self.forget] if self.rng.random() < 0.5 else []
+        moves += [self.forget] if self.rng.random() < 0.5 else []
         for _ in range(count):
             self.rng.choice(moves)()
             self.check()
@@ -108,14 +107,6 @@ class Life:
             changed = self.ledger.share(holder, holder.tokens, length)
             assert holder.slots[:held] == before[:held]
             assert changed == (holder.slots != before)
-
-    def truncate(self) -> None:
-        holder = self.pick()
-        if holder is not None and not holder.nodes:
-            low = max(holder.num_cached_slots, holder.num_forgotten)
-            length = self.rng.randint(low, len(holder.slots))
-            self.ledger.truncate(holder, length)
-            assert len(holder.slots) == length
 
     def forget(self) -> None:
         holder = self.pick()
@@ -187,15 +178,3 @@ def test_what_lies_behind_the_window_is_let_go_once() -> None:
     assert not ledger.share(holder, holder.tokens, 5), "what is not whole is not shared"
     ledger.close(holder, holder.tokens, 5)
     assert ledger.pool.num_free == 8
-
-
-@pytest.mark.parametrize("length", [0, 3])
-def test_slots_that_were_given_back_cannot_be_given_back_again(length: int) -> None:
-    ledger = KVLedger(8)
-    holder = Holder([1, 2, 3, 4, 5])
-    ledger.open(holder, [])
-    holder.slots = ledger.take(5) or []
-    stale = list(holder.slots[length:])
-    ledger.truncate(holder, length)
-    with pytest.raises(ValueError, match="not owned"):
-        ledger.pool.release(stale)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.core.mirror import MOST_NODES, DraftMirror
+from paceline.core.mirror import _MOST_PLACES, MOST_NODES, DraftMirror
 from paceline.core.token_tree import ROOT, Landing, TokenTree
 from paceline.core.work import DraftNodes
 
@@ -85,12 +85,20 @@ def test_rerooting_keeps_the_descendants_and_nothing_else(tree: TokenTree, data:
     assert sorted(place) == list(place), "the order of making is kept"
 
 
+def best_of(tree: TokenTree, root: int, most: int, depth: int) -> TokenTree:
+    return tree.subtree(sorted(tree.best_below(root, most, depth)), root)[0]
+
+
+def chosen_of(mirror: DraftMirror, most: int = 9, depth: int = 9) -> TokenTree:
+    return best_of(mirror.tree, mirror.root, most, depth)
+
+
 @given(trees(), st.data(), st.integers(0, 15), st.integers(0, 6))
 def test_selecting_at_a_root_is_selecting_from_the_rerooted_tree(
     tree: TokenTree, data: st.DataObject, most: int, depth: int
 ) -> None:
     root = data.draw(st.integers(ROOT, len(tree) - 1))
-    here, there = tree.select(most, depth, root), tree.rerooted(root)[0].select(most, depth)
+    here, there = best_of(tree, root, most, depth), tree.rerooted(root)[0].select(most, depth)
     assert (here.tokens, here.parents, here.scores) == (there.tokens, there.parents, there.scores)
     assert here.values == there.values
 
@@ -158,7 +166,9 @@ class MirrorMachine(RuleBasedStateMachine):
         self.known = self.text
 
     @rule(
-        kind=st.sampled_from(["token", "negative", "nan", "positive", "later parent", "uneven", "text"]),
+        kind=st.sampled_from(
+            ["token", "negative", "nan", "positive", "infinite", "later parent", "uneven", "text"]
+        ),
         size=st.integers(1, 3),
         at=st.integers(0, 2),
     )
@@ -167,8 +177,8 @@ class MirrorMachine(RuleBasedStateMachine):
         tokens, parents, scores = [0] * size, [-len(self.known)] * size, [0.0] * size
         if kind in ("token", "negative"):
             tokens[at] = VOCAB if kind == "token" else -1
-        elif kind in ("nan", "positive"):
-            scores[at] = math.nan if kind == "nan" else 0.5
+        elif kind in ("nan", "positive", "infinite"):
+            scores[at] = {"nan": math.nan, "positive": 0.5, "infinite": -math.inf}[kind]
         elif kind == "later parent":
             parents[at] = first + at
         elif kind == "text":
@@ -210,7 +220,7 @@ class MirrorMachine(RuleBasedStateMachine):
     @rule(path=st.lists(TOKENS, max_size=2), chain=st.lists(TOKENS, max_size=3))
     def guesses_come_from_elsewhere(self, path: list[int], chain: list[int]) -> None:
         """Below a path that is there; below one that is not there is nothing to hang them on."""
-        self.mirror.tree.graft(self.mirror.root, path, chain, -0.5)
+        self.mirror.tree.graft(self.mirror.root, path, chain, -0.5, MOST_NODES)
         above = (*self.text, *path)
         if path and above not in self.delivered:
             return
@@ -261,7 +271,7 @@ class MirrorMachine(RuleBasedStateMachine):
         alive.sort()
         for most, depth in ((1, 9), (4, 2), (7, 99), (1000, 99)):
             wanted = [text[size:] for _, _, text in alive if len(text) <= size + depth][:most]
-            chosen = texts_of(self.mirror.select(most, depth))
+            chosen = texts_of(chosen_of(self.mirror, most, depth))
             assert set(chosen) == set(wanted)
             for tokens, (value, _) in chosen.items():
                 assert value == values[(*self.text, *tokens)]
@@ -286,7 +296,7 @@ def test_a_late_node_below_a_token_that_was_missed_finds_its_place() -> None:
     mirror.extend(nodes(0, (1, -2)), VOCAB)
     assert mirror.commit([3]) is Landing.MISS
     assert mirror.extend(nodes(1, (3, -2), (0, 1), (2, 2)), VOCAB) == 3
-    assert mirror.select(9, 9).tokens == [0, 2]
+    assert chosen_of(mirror).tokens == [0, 2]
 
 
 def test_sweeping_loses_nothing_that_is_under_way_to_what_lives() -> None:
@@ -296,16 +306,16 @@ def test_sweeping_loses_nothing_that_is_under_way_to_what_lives() -> None:
     mirror.commit([1, 2])
     mirror.sweep()
     assert mirror.extend(nodes(2, (3, 1), (0, -4)), VOCAB) == 2
-    assert mirror.select(9, 9).tokens == [3, 0]
+    assert chosen_of(mirror).tokens == [3, 0]
     assert mirror.extend(nodes(4, (1, -2), (2, 4), (1, 5), (3, 4), (2, 7)), VOCAB) == 3
-    assert mirror.select(9, 9).tokens == [3, 0, 1]
+    assert chosen_of(mirror).tokens == [3, 0, 1]
 
 
 def test_a_subtree_is_one_of_its_own() -> None:
     """What arrives while it is being verified is no part of it."""
     mirror = DraftMirror(1, 2)
     mirror.extend(nodes(0, (1, -2)), VOCAB)
-    chosen = mirror.select(9, 9)
+    chosen = chosen_of(mirror)
     mirror.extend(nodes(1, (2, 0)), VOCAB)
     assert chosen.tokens == [1]
 
@@ -321,15 +331,47 @@ def test_a_message_of_uneven_lists_leaves_nothing_behind() -> None:
 
 def test_a_flood_is_cut_and_the_mirror_goes_on() -> None:
     mirror = DraftMirror(1, 2)
-    size = MOST_NODES + 50
-    chain = nodes(0, *((0, at - 1 if at else -2) for at in range(size)))
-    assert mirror.extend(chain, VOCAB) == MOST_NODES
+    chain = [(0, at - 1 if at else -2) for at in range(MOST_NODES + 50)]
+    size = len(chain)
+    assert mirror.extend(nodes(0, *chain[:600]), VOCAB) == 600
+    assert mirror.extend(nodes(600, *chain[600:]), VOCAB) == MOST_NODES - 600
     assert mirror.extend(nodes(size, (1, -2), (1, size - 1)), VOCAB) == 0
+    mirror.tree.graft(mirror.root, [0], [0, 3, 3], -1.0, MOST_NODES)
+    assert len(mirror.tree) == MOST_NODES
     mirror.commit([0, 0, 2])
     mirror.sweep()
     assert len(mirror.tree) == 0
     assert mirror.extend(nodes(size + 2, (1, -5), known=5), VOCAB) == 1
-    assert mirror.select(9, 9).tokens == [1]
+    assert chosen_of(mirror).tokens == [1]
+
+
+def test_a_message_that_is_too_large_is_refused_and_its_numbers_count() -> None:
+    mirror, size = DraftMirror(1, 2), MOST_NODES + 1
+    with pytest.raises(ValueError, match="at once"):
+        mirror.extend(nodes(0, *((0, -2) for _ in range(size))), VOCAB)
+    assert len(mirror.tree) == 0
+    assert mirror.extend(nodes(size, (1, -2)), VOCAB) == 1
+
+
+def test_scores_add_up_to_a_number() -> None:
+    """Sums that were infinite would leave no order among the nodes below."""
+    mirror = DraftMirror(1, 2)
+    with pytest.raises(ValueError, match="log-probability"):
+        mirror.extend(nodes(0, (1, -2), (1, 0), score=-1.7e308), VOCAB)
+
+
+def test_numbers_of_one_and_the_same_node_are_bounded_too() -> None:
+    mirror, size = DraftMirror(1, 2), 1000
+    for first in range(0, 5 * size, size):
+        mirror.extend(nodes(first, *((0, -2) for _ in range(size))), VOCAB)
+    assert len(mirror.tree) == 1
+    assert len(mirror._places) == _MOST_PLACES
+    assert mirror.crowded
+    mirror.commit([1])
+    mirror.sweep()
+    assert not mirror.crowded
+    assert mirror.extend(nodes(5 * size, (2, -3)), VOCAB) == 1
+    assert chosen_of(mirror).tokens == [2]
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 100])
@@ -337,4 +379,4 @@ def test_a_committed_token_that_never_was_is_no_place(length: int) -> None:
     mirror = DraftMirror(1, 2)
     mirror.commit([1])
     assert mirror.extend(nodes(0, (1, -length if length else -9)), VOCAB) == 0
-    assert len(mirror.select(9, 9)) == 0
+    assert len(chosen_of(mirror)) == 0

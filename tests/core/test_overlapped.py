@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -116,6 +117,70 @@ def test_a_hit_is_verified_at_once_with_what_hangs_below_it() -> None:
         assert drive.running.items[0].tree_tokens == tuple(chain[committed : committed + 3])
         advance = [work for work in drive.log[-1][2] if isinstance(work, AdvanceDrafts)]
         assert [work.items[0].tokens for work in advance] == [tuple(chain[before:committed])]
+
+
+def test_of_a_drafter_that_says_nothing_little_is_kept() -> None:
+    """What is looked up goes into its tree, and from there again."""
+    core = make_core(15, (1, 3), num_slots=4000, context_length=3000)
+    drive = OverlappedDrive(core, random.Random(1))
+    drive.arrive("r", [1, 2, 3], max_tokens=1500)
+    largest = 0
+    while not core.idle:
+        drive._target_is_done()
+        if (request := core.requests.get("r")) is not None and request.mirror is not None:
+            largest = max(largest, len(request.mirror.tree))
+    assert drive.tokens["r"] == toy_generate([1, 2, 3], 1500)
+    assert 256 < largest < 256 + 33 * 2 * 15
+
+
+def test_where_the_drafters_context_ends_the_text_is_still_looked_up() -> None:
+    core = EngineCore(
+        CoreConfig(
+            limits=Limits(context_length=300, num_slots=400, max_num_seqs=4, max_batch_tokens=64),
+            vocab_size=VOCAB,
+            drafting=DraftPolicy(DrafterNeeds("toy", context_length=8), FixedLength(4), (1, 3)),
+            placement=OverlappedPlacement(),
+        )
+    )
+    drive = OverlappedDrive(core, random.Random(1))
+    drive.arrive("r", [1, 2, 3], max_tokens=200)
+    drive.run()
+    assert drive.tokens["r"] == toy_generate([1, 2, 3], 200)
+    works = [work for _, _, works in drive.log for work in works]
+    told = [item for work in works if isinstance(work, AdvanceDrafts) for item in work.items]
+    assert max(item.start + len(item.tokens) for item in told) < 8
+    late = [work.items[0] for work in drive.passes if work.items[0].start > 100]
+    assert sum(bool(item.tree_tokens) for item in late) > len(late) // 2
+
+
+def test_what_is_looked_up_again_while_the_target_waits_is_judged_once() -> None:
+    core = make_core(4, (1, 3))
+    drive = OverlappedDrive(core, random.Random(1))
+    drive.arrive("r", [1, 2, 1, 2, 1], max_tokens=50)
+    for _ in range(5):
+        drive._target_is_done()
+    lookup = core.requests["r"].lookup
+    assert lookup is not None
+    for _ in range(5):
+        core.propose(drive.now)
+        assert 0 < len(lookup.open) <= 2
+
+
+@pytest.mark.parametrize("score", [math.nan, -math.inf, 0.5, -1.7e308])
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_score_that_is_no_log_probability_costs_only_its_message(score: float, planned: bool) -> None:
+    core = make_core(4, planned=planned)
+    drive = OverlappedDrive(core, random.Random(1))
+    drive.arrive("r", [1, 2, 3], max_tokens=20)
+    for first in (0, 2):
+        nodes = DraftNodes("r", 1, 3, first, (1, 2), (-3, first), (score, score))
+        drive.feed(NodesDrafted((nodes,)))
+    assert core.requests["r"].speculation.num_failed_drafts == 2
+    mirror = core.requests["r"].mirror
+    assert mirror is not None
+    assert len(mirror.tree) == 0
+    drive.run()
+    assert drive.tokens["r"] == toy_generate([1, 2, 3], 20)
 
 
 class Life:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.core.planner import Acceptance, PassCost, Planner
 
@@ -38,6 +40,36 @@ def test_a_disturbed_pass_moves_the_estimate_little_and_none_moves_it_below_a_pa
     cost.learn(0, 5.0)
     cost.learn(100_000, 1.0)
     assert cost.of(3) == pytest.approx(10.0, rel=0.05)
+
+
+@given(st.lists(st.tuples(st.integers(1, 80), st.floats(0.001, 100.0)), min_size=1, max_size=60))
+def test_more_tokens_never_cost_less(passes: list[tuple[int, float]]) -> None:
+    cost = PassCost()
+    for tokens, seconds in passes:
+        cost.learn(tokens, seconds)
+    costs = [cost.of(tokens) for tokens in range(1, 300)]
+    assert costs == sorted(costs)
+    assert cost.of(0) == costs[0] > 0.0
+    sizes = [tokens for tokens, _ in passes]
+    assert costs[max(sizes) - 1] == pytest.approx(cost._seen[max(sizes)])
+
+
+def test_one_disturbed_size_makes_no_other_dear_for_ever() -> None:
+    cost = PassCost()
+    cost.learn(2, 1000.0)
+    for _ in range(20):
+        for size in (1, 4, 8, 16):
+            cost.learn(size, 10.0 + size)
+    assert cost.of(2) <= cost.of(4) == pytest.approx(14.0)
+    assert cost.of(16) == pytest.approx(26.0)
+
+
+def test_between_two_sizes_that_were_seen_the_cost_is_between_theirs() -> None:
+    cost = PassCost()
+    for size, seconds in ((1, 10.0), (8, 20.0), (64, 22.0)):
+        cost.learn(size, seconds)
+    assert all(10.0 <= cost.of(size) <= 20.0 for size in range(1, 9))
+    assert all(20.0 <= cost.of(size) <= 22.0 for size in range(8, 65))
 
 
 @pytest.mark.parametrize(("rate", "longest", "shortest"), [(0.95, 8, 5), (0.6, 3, 1), (0.05, 0, 0)])

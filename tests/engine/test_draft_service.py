@@ -123,7 +123,7 @@ def test_a_stream_of_answers_fits_the_engines_copy() -> None:
         nodes = service.work_ahead()
         assert nodes is not None
         assert mirror.extend(nodes.grown[0], VOCAB) == len(nodes.grown[0].tokens)
-        assert mirror.select(8, 8).tokens == guesses(known, 8)
+        assert mirror.tree.best_path(mirror.root, 8) == guesses(known, 8)
         token = guesses(known, 1)[0]
         service.apply(AdvanceDrafts((item(len(known), [token], bound=8),)))
         known.append(token)

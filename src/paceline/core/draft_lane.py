@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.core.drafting import DrafterNeeds, DraftLength
 from paceline.core.hand_over import HandOver
 from paceline.core.lookup import Lookup, LookupOdds
-from paceline.core.mirror import DraftMirror
+from paceline.core.mirror import MOST_NODES, DraftMirror, check_guesses
 from paceline.core.planner import Planner
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler, Share
@@ -24,9 +24,6 @@ from paceline.core.work import (
     Proposal,
     Work,
 )
-
-_SWEEP_NODES = 256
-"""A mirror of more nodes is swept when the next ones arrive, which is while the target is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,8 @@ class _Offer:
 
 
 class DraftLane:
-    """Every request is in one of three states: not announced (`num_drafter_tokens` is 0), followed, or, after
-    the drafter was lost, not announced again."""
+    """Every request is either followed by the drafter or not announced to it (`num_drafter_tokens` is 0): not
+    yet, or no longer, since a drafter that is lost forgets all. One that joins is told of each anew."""
 
     def __init__(self, policy: DraftPolicy, vocab_size: int, scheduler: Scheduler) -> None:
         self.lost: str | None = None
@@ -106,12 +103,8 @@ class DraftLane:
         """The proposal as a tree within the bounds asked for; an invalid one costs only its own guesses."""
         try:
             tokens, scores = proposal.tokens, proposal.scores or (0.0,) * len(proposal.tokens)
-            valid = (
-                proposal.error is None
-                and all(type(token) is int and 0 <= token < self._vocab_size for token in tokens)
-                and all(score <= 0.0 for score in scores)  # false for NaN
-            )
-            tree = TokenTree.build(tokens, proposal.parents, scores) if valid else None
+            check_guesses(tokens, proposal.parents, scores, self._vocab_size)
+            tree = TokenTree.build(tokens, proposal.parents, scores) if proposal.error is None else None
         except (ValueError, TypeError):
             tree = None
         if tree is None:
@@ -128,7 +121,7 @@ class DraftLane:
                 continue  # of a request that ended, or of the drafter's life before it was lost
             caught_up = nodes.num_tokens == len(request.tokens)
             self._hand_over.on_nodes(request.request_id, now, caught_up=caught_up)
-            if len(mirror.tree) > _SWEEP_NODES:
+            if mirror.crowded:  # and the target is busy, mostly
                 mirror.sweep()
             try:
                 mirror.extend(nodes, self._vocab_size)
@@ -142,9 +135,12 @@ class DraftLane:
         self.lost, self._asked = reason, None
         for request in requests:
             request.num_drafter_tokens, request.mirror = 0, None
+            self._hand_over.forget(request.request_id)
 
     def on_end(self, request_id: str) -> None:
         self._hand_over.forget(request_id)
+        if not any(request.decoding for request in self._scheduler.running):
+            self._hand_over.on_idle()
 
     def on_joined(self) -> None:
         self.lost = None
@@ -186,7 +182,7 @@ class DraftLane:
         for request in self._scheduler.running:
             if not request.decoding or request.proposal is not None:
                 continue
-            count = min(self._wanted(request, len(room)), room[request.request_id])
+            count = min(self._drafted(request, len(room)), room[request.request_id])
             if self._policy.planned and self._chosen_here(request):
                 count = self._planner.length(request.acceptance, count, len(room))
             if count > 0:
@@ -207,16 +203,18 @@ class DraftLane:
             request, upto = share.request, share.request.num_computed + share.length
             if request.decoding or upto <= request.num_drafter_tokens:
                 continue
-            if self._wanted(request, batch_size) > 0:
+            if self._drafted(request, batch_size) > 0:
                 items.append(self._item(request, 0, 0, upto))
         return [AdvanceDrafts(tuple(items))] if items else []
 
     def _wanted(self, request: Request, batch_size: int) -> int:
         """Guesses to verify for `request` in a pass that so many requests share."""
-        drafter = self._policy.drafter
-        count = self._policy.length.wanted(batch_size)
-        if request.params.num_speculative_tokens is not None:
-            count = request.params.num_speculative_tokens
+        own = request.params.num_speculative_tokens
+        return self._policy.length.wanted(batch_size) if own is None else min(own, MOST_NODES)
+
+    def _drafted(self, request: Request, batch_size: int) -> int:
+        """How many of them the drafter can make; not above 0 where its context is full."""
+        drafter, count = self._policy.drafter, self._wanted(request, batch_size)
         if drafter is not None and drafter.context_length is not None:
             count = min(count, drafter.context_length - len(request.tokens))
         return count
@@ -249,12 +247,17 @@ class DraftLane:
         batch_size = len(self._scheduler.running)
         items = []
         for request in self._scheduler.running:
-            if request.num_drafter_tokens == len(request.tokens) or self._wanted(request, batch_size) <= 0:
+            if request.num_drafter_tokens == len(request.tokens):
+                continue
+            if request.mirror is not None and request.mirror.overdue:
+                request.mirror.sweep()
+            if self._drafted(request, batch_size) <= 0:
                 continue
             # Below the last token of a prompt it may start before the target has read it.
-            depth = max(request.tokens_left(context) - 1, 0)
+            depth = min(max(request.tokens_left(context) - 1, 0), MOST_NODES)
             item = self._item(request, depth, depth, len(request.tokens))
-            self._hand_over.on_follow(request.request_id, now)
+            if depth > 0:  # else there is no answer to be waited for
+                self._hand_over.on_follow(request.request_id, now)
             if item.announcement is not None:
                 request.mirror = DraftMirror(item.generation, len(request.tokens))
                 if (lookup := self._lookup(request)) is not None:
@@ -290,7 +293,10 @@ class DraftLane:
         count = min(self._wanted(request, batch_size), room)
         mirror, lookup = request.mirror, self._lookup(request)
         tree, root = (mirror.tree, mirror.root) if mirror is not None else (TokenTree(), ROOT)
+        if lookup is not None:
+            lookup.open.clear()  # of an offer that was not taken, since the target waited
         if count <= 0:
+            self._hand_over.on_no_room(request.request_id)
             return _Offer(tree, root, [])
         if lookup is not None:
             lookup.read(request.tokens)
@@ -298,7 +304,8 @@ class DraftLane:
             for path in [[], best] if best else [[]]:
                 found = lookup.find(path, count)
                 if found is not None:
-                    tree.graft(root, path, found.tokens, self._lookup_odds.log_probability(found.matched))
+                    score = self._lookup_odds.log_probability(found.matched)
+                    tree.graft(root, path, found.tokens, score, MOST_NODES)
         return _Offer(tree, root, tree.best_below(root, count, count))
 
     def _lookup(self, request: Request) -> Lookup | None:

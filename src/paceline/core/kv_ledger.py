@@ -71,11 +71,6 @@ class KVLedger:
             holder.cache_node, holder.num_cached_slots = self.cache.match(())[0], 0
         holder.num_forgotten = unseen
 
-    def truncate(self, holder: SlotHolder, length: int) -> None:
-        """Returns the holder's own slots from position `length` on."""
-        self.pool.release(holder.slots[length:])
-        del holder.slots[length:]
-
     def close(self, holder: SlotHolder, tokens: Sequence[int], num_shared: int) -> None:
         """Takes everything from the holder; its first `num_shared` tokens stay in the prefix cache."""
         self.share(holder, tokens, num_shared)

@@ -8,9 +8,31 @@ from paceline.core.token_tree import ROOT, Landing, TokenTree
 from paceline.core.work import DraftNodes
 
 MOST_NODES = 1024
-"""Nodes that one request's copy may hold; further ones are dropped. A drafter's mistake costs no more."""
+"""Nodes that one request's copy may hold; further ones are dropped, and a message of more is refused. A
+drafter's mistake costs no more."""
+_MOST_PLACES = 2 * MOST_NODES
+"""Numbers that a copy may know; those of equal nodes share a place, so that nodes alone do not bound them."""
+_SWEEP_NODES = 256
+_LONG_UNSWEPT = 32
+"""Committed tokens after which what died is swept out even if nobody had the time."""
+_LEAST_SCORE = -1e300
+"""Sums of as many as a tree holds stay finite."""
 _KNOWN_TOKENS = 64
 """How far behind what is committed a drafter may be: more than a draft pass and a message take."""
+
+
+def check_guesses(
+    tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], vocab_size: int
+) -> None:
+    """Raises ValueError or TypeError for what no drafter in its senses sends; parents are not looked at."""
+    if not len(tokens) == len(parents) == len(scores):
+        raise ValueError("tokens, parents and scores differ in number")
+    if len(tokens) > MOST_NODES:
+        raise ValueError(f"{len(tokens)} nodes at once, of {MOST_NODES} at most")
+    if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
+        raise ValueError("a token is not in the vocabulary")
+    if not all(_LEAST_SCORE <= score <= 0.0 for score in scores):  # false for NaN
+        raise ValueError("a score is not a log-probability")
 
 
 class DraftMirror:
@@ -41,23 +63,20 @@ class DraftMirror:
     def extend(self, nodes: DraftNodes, vocab_size: int) -> int:
         """Takes in streamed nodes; those below what is dead are dropped. Returns how many were kept.
 
-        Raises ValueError for what no drafter in step can send; nothing of it is kept.
+        Raises ValueError or TypeError for what no drafter in step can send; nothing of it is kept.
         """
         if nodes.first != self._next:
             raise ValueError(f"nodes start at {nodes.first}, expected {self._next}")
         self._next += len(nodes.tokens)
-        if not len(nodes.tokens) == len(nodes.parents) == len(nodes.scores):
-            raise ValueError("tokens, parents and scores differ in number")
-        if not all(type(token) is int and 0 <= token < vocab_size for token in nodes.tokens):
-            raise ValueError("a token is not in the vocabulary")
-        if not all(score <= 0.0 for score in nodes.scores):  # false for NaN
-            raise ValueError("a score is not a log-probability")
+        check_guesses(nodes.tokens, nodes.parents, nodes.scores, vocab_size)
         if not all(parent < nodes.first + at for at, parent in enumerate(nodes.parents)):
             raise ValueError("a parent is not an earlier node")
         kept = 0
         for number, (token, parent, score) in enumerate(
             zip(nodes.tokens, nodes.parents, nodes.scores, strict=True), nodes.first
         ):
+            if len(self._places) >= _MOST_PLACES:
+                break
             above = self._places.get(parent) if parent >= 0 else parent
             place = self._place_below(above, token, score) if above is not None else None
             if place is not None:
@@ -89,10 +108,15 @@ class DraftMirror:
             self.num_tokens += 1
         return landing
 
-    def select(self, max_nodes: int, max_depth: int) -> TokenTree:
-        """The best nodes below the root, as a tree of their own: it stays as it is while this one grows."""
-        best = self.tree.best_below(self.root, max_nodes, max_depth)
-        return self.tree.subtree(sorted(best), self.root)[0]
+    @property
+    def crowded(self) -> bool:
+        """Whether to sweep when there is time."""
+        return len(self.tree) > _SWEEP_NODES or len(self._places) > MOST_NODES
+
+    @property
+    def overdue(self) -> bool:
+        """Whether to sweep at once: the drafter says nothing, and so there was never time."""
+        return len(self._spine) > _LONG_UNSWEPT and self.crowded
 
     def sweep(self) -> None:
         """Drops what is not below the root. What was committed is known by its position from now on."""

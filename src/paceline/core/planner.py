@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp
+from itertools import accumulate
+from math import exp, inf
 
 _MEMORY = 0.1
 """Weight of the newest measurement."""
@@ -13,6 +14,8 @@ _TOKEN_SHARE = 0.04
 """What one more token adds to a pass over one, until measured: it is bound by reading the weights."""
 _MOST_TOKENS = 256
 _REFIT = 16
+"""Passes between two fits. A fit takes tens of microseconds, which so many steps share. What it does not know
+of meanwhile is little: a size's estimate moves by a tenth of the difference per pass."""
 _RETRY_STEPS = 24
 """A request that drafts nothing tries again after so many of its steps: texts change."""
 
@@ -21,12 +24,14 @@ class PassCost:
     """Seconds of a target pass by the number of tokens in it, learnt while it runs.
 
     Sizes that were seen are remembered one by one, since costs have steps where the kernels have; others lie
-    on a line through them. Never falling in the number of tokens.
+    on a line through them. Never falling in the number of tokens: what looks dearer than a larger pass counts
+    as that one, since passes are disturbed, which makes them longer, and never quicker than they can be.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, float] = {}
-        self._line: tuple[float, float] | None = None
+        self._line = (0.0, 0.0)
+        self._costs: list[float] = []  # by the number of tokens, up to the largest seen; empty = to be fitted
         self._learnt = 0
 
     @property
@@ -42,13 +47,17 @@ class PassCost:
         self._seen[tokens] = seconds if before is None else before + _MEMORY * (seconds - before)
         self._learnt += 1
         if before is None or self._learnt % _REFIT == 0:
-            self._line = None
+            self._costs = []
 
     def of(self, tokens: int) -> float:
-        base, slope = self._line or self._fit()
-        return max(self._seen.get(tokens, base + slope * tokens), base + slope)
+        """Once there is something `known`. No tokens count as one."""
+        costs = self._costs or self._fit()
+        if tokens < len(costs):
+            return costs[tokens]
+        base, slope = self._line
+        return max(base + slope * tokens, costs[-1])
 
-    def _fit(self) -> tuple[float, float]:
+    def _fit(self) -> list[float]:
         sizes = list(self._seen)
         mean_size = sum(sizes) / len(sizes)
         mean_cost = sum(self._seen.values()) / len(sizes)
@@ -58,8 +67,21 @@ class PassCost:
         if spread:
             slope = sum((size - mean_size) * (self._seen[size] - mean_cost) for size in sizes) / spread
         slope = max(slope, 0.0)
-        self._line = (max(mean_cost - slope * mean_size, 0.0), slope)
-        return self._line
+        base = max(mean_cost - slope * mean_size, 0.0)
+        self._line = (base, slope)
+        self._costs = self._table(max(sizes))
+        return self._costs
+
+    def _table(self, largest: int) -> list[float]:
+        """Of each size what was seen, but no more than of a larger one; in between the line, within that."""
+        base, slope = self._line
+        costs, least = [0.0] * (largest + 1), inf
+        for size in range(largest, 0, -1):
+            seen = self._seen.get(size)
+            least = least if seen is None else min(least, seen)
+            costs[size] = least if seen is not None else min(least, base + slope * size)
+        costs[0] = costs[1]
+        return list(accumulate(costs, max))
 
 
 @dataclass(slots=True)
@@ -116,11 +138,11 @@ class Planner:
         if not self.target.known:
             return [len(values) for values in offers]
         ranked = sorted((-value, place) for place, values in enumerate(offers) for value in values)
-        roots, expected, at_best = len(offers), float(len(offers)), 0
-        best_rate = expected / self.target.of(roots)
+        roots, expected, at_best, cost_of = len(offers), float(len(offers)), 0, self.target.of
+        best_rate = expected / cost_of(roots)
         for count, (surprise, _) in enumerate(ranked, 1):
             expected += exp(-surprise)
-            rate = expected / self.target.of(roots + count)
+            rate = expected / cost_of(roots + count)
             if rate > best_rate:
                 best_rate, at_best = rate, count
         kept = [0] * roots

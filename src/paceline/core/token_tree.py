@@ -92,10 +92,10 @@ class TokenTree:
         """Nodes directly below `node` (ROOT included), in the order of their making."""
         return self._below[node + 1]
 
-    def path(self, node: int, root: int = ROOT) -> list[int]:
-        """Nodes from below `root`, an ancestor, down to `node`; empty for `root` itself."""
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to `node`; empty for ROOT."""
         nodes = []
-        while node != root:
+        while node != ROOT:
             nodes.append(node)
             node = self.parents[node]
         return nodes[::-1]
@@ -133,22 +133,25 @@ class TokenTree:
             nodes = self.children(best)
         return tokens
 
-    def graft(self, root: int, path: Sequence[int], tokens: Sequence[int], score: float) -> None:
+    def graft(self, root: int, path: Sequence[int], tokens: Sequence[int], score: float, most: int) -> None:
         """Guesses from elsewhere, one after the other below `path`, which leads down from `root`; equal ones
-        merge. Nothing if there is no such path."""
+        merge. Nothing if there is no such path; no new node once the tree has `most`."""
         node: int | None = root
         for token in path:
             node = self.child(node, token) if node is not None else None
+        near = len(self.tokens) + len(tokens) > most
         for token in tokens if node is not None else ():
             assert node is not None
+            if near and len(self.tokens) >= most and self.child(node, token) is None:
+                return
             node = self.add(node, token, score)
 
-    def select(self, max_nodes: int, max_depth: int, root: int = ROOT) -> TokenTree:
-        """The best `max_nodes` nodes below `root` by value, no deeper than `max_depth` below it, as a tree
-        of its own; connected by construction. Ties go to the node made earlier; the order is kept."""
-        if root == ROOT and len(self) <= max_nodes and (not self.depths or max(self.depths) <= max_depth):
+    def select(self, max_nodes: int, max_depth: int) -> TokenTree:
+        """The best `max_nodes` nodes by value, no deeper than `max_depth`, as a tree of its own; connected
+        by construction. Ties go to the node made earlier; the order is kept."""
+        if len(self) <= max_nodes and (not self.depths or max(self.depths) <= max_depth):
             return self
-        return self.subtree(sorted(self.best_below(root, max_nodes, max_depth)), root)[0]
+        return self.subtree(sorted(self.best_below(ROOT, max_nodes, max_depth)))[0]
 
     def rerooted(self, root: int) -> tuple[TokenTree, dict[int, int]]:
         """What hangs below `root`, and where each of its nodes is now: the others are gone."""
