@@ -33,9 +33,11 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class SpeculationConfig(_Table, frozen=True):
     """draft: "ngram", "none", or a model (as `Config.model`).
 
-    num_speculative_tokens: guesses per request and step, whatever the batch; unset = as many, up to 7, as pay
-    for themselves by measured costs and acceptance. `length_by_batch_size`, pairs of (smallest batch size,
-    length), replaces it where given, with 0 below the first pair.
+    num_speculative_tokens: guesses per request and step, whatever the batch; unset = as many as pay for
+    themselves by measured costs and acceptance, up to 15 in mode overlapped and up to 7 in mode serial-chain;
+    in the other modes, which are there to be compared with, always 7; of a fixed shape all nodes.
+    `length_by_batch_size`, pairs of (smallest batch size, length), replaces it where given, with 0 below the
+    first pair. A request's own number goes before both.
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram that the n-gram drafter looks up.
     """
 
@@ -64,8 +66,10 @@ class TreeConfig(_Table, frozen=True):
     """How a draft model's tree grows. growth: the rule; auto = what the mode is known for.
 
     tree_width: leaves that one draft pass expands.  tree_passes: draft passes per verification where they
-    are counted, 0 = as many as the rule finds worth it.  tree_shape: children per node at each depth, of the
-    fixed shape.  fan_out: outcomes drafted for at each place of a chain, of the outcome cache.
+    are counted, 0 = as many as the rule finds worth it, or, where the drafter works ahead unseen and has to
+    end by itself, the default's number.  tree_shape: children per node at each depth, of the fixed shape; all
+    its nodes are verified unless a number is given.  fan_out: outcomes drafted for at each place of a chain,
+    of the outcome cache.
     """
 
     growth: Growth = "auto"

@@ -20,15 +20,15 @@ DEEP = 1000
 class Grown:
     """A draft tree, grown pass by pass as a drafter does. `passes[i]`: what pass i expanded."""
 
-    def __init__(self, rule: GrowthRule, max_depth: int = DEEP) -> None:
-        self.rule, self.max_depth = rule, max_depth
+    def __init__(self, rule: GrowthRule, max_depth: int = DEEP, *, asked: bool = False) -> None:
+        self.rule, self.max_depth, self.asked = rule, max_depth, asked
         self.known: tuple[int, ...] = (1, 2, 3)
         self.draft = DraftTree()
         self.passes: list[list[int]] = []
 
     def one_pass(self) -> bool:
         draft, rule = self.draft, self.rule
-        leaves = rule.leaves(draft, self.max_depth)
+        leaves = rule.leaves(draft, self.max_depth, asked=self.asked)
         assert len(set(leaves)) == len(leaves)
         assert not set(leaves) & draft.expanded
         for leaf in leaves:
@@ -241,13 +241,26 @@ def test_the_outcome_cache_has_a_chain_ready_for_every_likely_verdict(length: in
 
 
 def test_the_chain_to_be_verified_comes_first_and_alone_where_it_is_waited_for() -> None:
-    cache = Grown(OutcomeCache(3, 2), 3).grow()
+    cache = Grown(OutcomeCache(3, 2), 3, asked=True).grow()
     assert cache.passes == [[ROOT], [0], [cache.draft.tree.children(0)[0]]]
     assert cache.rule.answer(cache.draft, 3, 3).tokens == best_tokens(cache.known, 3)
     assert cache.rule.answer(cache.draft, 2, 3).tokens == best_tokens(cache.known, 2)
-    cache.max_depth = DEEP
+    cache.max_depth, cache.asked = DEEP, False
     cache.grow()
     assert len(cache.passes) > 3
+
+
+@pytest.mark.parametrize("length", [2, 3, 6])
+def test_while_the_target_waits_a_chain_as_long_as_asked_is_drafted_and_no_outcomes(length: int) -> None:
+    cache = Grown(OutcomeCache(3, 2), length, asked=True).grow()
+    assert len(cache.passes) == length
+    assert cache.rule.answer(cache.draft, length, length).tokens == best_tokens(cache.known, length)
+
+
+def test_what_is_asked_for_is_not_bounded_by_the_depth_that_holds_ahead() -> None:
+    for rule in (Chain(4), Layers(1, 4, candidates=1)):
+        assert Grown(rule, 9, asked=True).grow().draft.tree.tokens == best_tokens((1, 2, 3), 9)
+        assert len(Grown(rule, 9).grow().draft.tree) == 4
 
 
 def test_the_outcome_cache_stays_within_the_room_there_is() -> None:

@@ -293,6 +293,28 @@ def alone(scratch: Scratch, rule: GrowthRule) -> tuple[TreeDrafter, WatchedRunne
     return TreeDrafter(model, rule), runner
 
 
+@pytest.mark.timeout(60)
+def test_two_trees_do_not_take_each_others_room_without_end(scratch: Scratch) -> None:
+    """Whoever loses its KV leaves the others alone until the target goes on with its text."""
+    runner: WatchedRunner = new_runner(WatchedRunner, scratch.model, 40, 2)
+    model = WatchedModel(runner, target_vocab_size=320, eos_token_ids=(), num_slots=40, chunk_tokens=50)
+    drafter = TreeDrafter(model, BestFirst(3, candidates=3), pass_leaves=1)
+    texts = {"a": tuple(range(20, 35)), "b": tuple(range(40, 55))}
+    items = [DraftItem(name, 0, text, 30, 30, Announcement(15, PARAMS[0])) for name, text in texts.items()]
+    drafter.advance(items)
+    rounds = 0
+    while drafter.work_ahead() is not None:
+        rounds += 1
+        assert rounds < 200, "they take turns for ever"
+        model.check()
+    assert model.num_dropped == 1
+    (lost,) = (each for each in drafter._sequences.values() if each.cache_node is None)
+    drafter.advance([DraftItem(lost.request_id, 15, (7,), 30, 30)])
+    while drafter.work_ahead() is not None:
+        model.check()
+    assert len(lost.draft.tree), "below the next root it may grow again"
+
+
 def test_a_text_that_comes_again_is_not_read_again(scratch: Scratch) -> None:
     drafter, runner = alone(scratch, Chain(1))
     text = tuple(range(20, 40))

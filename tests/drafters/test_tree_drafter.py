@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.growth import BestFirst, Calibrated, Chain, FixedShape, GrowthRule, Layers
-from paceline.core.mirror import DraftMirror
+from paceline.core.mirror import MOST_NODES, DraftMirror
 from paceline.core.outcomes import OutcomeCache
 from paceline.core.token_tree import TokenTree
-from paceline.drafters.tree_drafter import TreeDrafter
+from paceline.drafters.tree_drafter import Candidates, Leaf, TreeDrafter
 from tests.core.scripted import VOCAB, best_tokens, scripted
 from tests.drafters.script_model import ScriptModel, Side, check
 
@@ -131,7 +132,7 @@ def test_a_mirror_that_hears_every_node_has_the_drafters_tree(seed: int, name: s
         if side.told == len(side.text):
             own = drafter._sequences["r"].draft.tree.select(7, 7)
             assert side.mirror is not None
-            copy = side.mirror.select(7, 7)
+            copy = side.mirror.tree.rerooted(side.mirror.root)[0].select(7, 7)
             assert (copy.tokens, copy.parents, copy.scores) == (own.tokens, own.parents, own.scores)
 
 
@@ -222,6 +223,57 @@ def test_a_chain_that_is_waited_for_takes_as_many_passes_as_it_has_tokens() -> N
     assert not model.passes, "this outcome was drafted for"
 
 
+@pytest.mark.parametrize("rule", [Chain(3), Layers(1, 3, candidates=1), OutcomeCache(3, 2)], ids=str)
+def test_a_request_that_asks_for_more_than_the_configuration_gets_it(rule: GrowthRule) -> None:
+    """The target waits: as many passes as guesses, none for anything else. Ahead the rule has its bound."""
+    drafter, model, side = ask(rule, most_nodes=5)
+    assert grow(drafter, side, 12, 12).tokens == best_tokens(side.text, 12)
+    assert len(model.passes) == 12
+    drafter, model, side = ask(rule)
+    drafter.advance([side.item(40, 40)])
+    while drafter.work_ahead() is not None:
+        pass
+    deepest = max(drafter._sequences["r"].draft.tree.depths)
+    assert deepest == (3 if not isinstance(rule, OutcomeCache) else 7)
+
+
+def test_layers_end_by_their_passes_when_they_are_asked_for() -> None:
+    drafter, model, side = ask(Layers(2, 5, passes=3))
+    grow(drafter, side, 9, 9)
+    assert max(drafter._sequences["r"].draft.tree.depths) == 3
+    assert len(model.passes) == 3
+
+
+def test_no_message_has_more_nodes_than_a_mirror_takes() -> None:
+    class Wide(ScriptModel):
+        def expand(self, leaves: Sequence[Leaf]) -> list[Candidates | None]:
+            return [Candidates(range(leaf.count), [-1.0] * leaf.count) for leaf in leaves]
+
+    drafter, mirror = TreeDrafter(Wide(), FixedShape((40, 40))), DraftMirror(1, 3)
+    drafter.advance([Side("r", [1, 2, 3]).item(9, 9)])
+    sizes = []
+    while (grown := drafter.work_ahead()) is not None:
+        for nodes in grown:
+            sizes.append(len(nodes.tokens))
+            mirror.extend(nodes, 64)
+    assert sizes == [40, MOST_NODES, 40 * 40 - MOST_NODES]
+    assert len(mirror.tree) == MOST_NODES
+
+
+def test_a_token_that_a_leaf_names_twice_is_one_node_with_one_number() -> None:
+    class Stutterer(ScriptModel):
+        def expand(self, leaves: Sequence[Leaf]) -> list[Candidates | None]:
+            return [Candidates((5, 5, 6), (-0.5, -1.0, -1.5)) for _ in leaves]
+
+    drafter, side = TreeDrafter(Stutterer(), BestFirst(1, candidates=3)), Side("r", [1, 2, 3])
+    drafter.advance([side.item(9, 9)])
+    streamed = []
+    while len(streamed) < 2:
+        streamed += drafter.work_ahead() or []
+    assert [(nodes.first, nodes.tokens) for nodes in streamed] == [(0, (5, 6)), (2, (5, 6))]
+    assert [nodes.parents for nodes in streamed] == [(-3, -3), (0, 0)]
+
+
 @pytest.mark.timeout(60)
 def test_a_thrifty_pass_takes_a_leaf_however_unlikely() -> None:
     """Else a round would never end: a probability this small is zero in a float."""
@@ -258,7 +310,7 @@ def test_a_leaf_without_room_is_left_alone_until_the_next_verdict() -> None:
     model._stingy = 0.0
     assert len(grow(drafter, side)) == 0
     side.commit([5])
-    assert len(grow(drafter, side)) == 4
+    assert len(grow(drafter, side, 4, 4)) == 4
 
 
 # ---------------------------------------------------------------- several requests
@@ -301,7 +353,7 @@ def test_a_request_that_cannot_be_drafted_for_costs_only_itself() -> None:
     sides = [Side(f"r{i}", [i, 2, 3]) for i in range(3)]
     model.refused.add("r1")
     drafter.advance([side.item(0, 0) for side in sides])
-    proposals = drafter.grow([side.item() for side in sides])
+    proposals = drafter.grow([side.item(3, 3) for side in sides])
     assert [proposal.error for proposal in proposals] == [None, "refused", None]
     assert [len(proposal.tokens) for proposal in proposals] == [3, 0, 3]
     assert all(name != "r1" for leaves in model.passes for name, _ in leaves)

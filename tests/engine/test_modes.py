@@ -10,12 +10,14 @@ import pytest
 from paceline import LLM
 from paceline.config import Config, Growth, TreeConfig, load_config
 from paceline.config import Mode as ModeName
+from paceline.core.drafting import DrafterNeeds
 from paceline.core.growth import BestFirst, Calibrated, Chain, FixedShape, GrowthRule, Layers
 from paceline.core.outcomes import OutcomeCache
 from paceline.drafters.ngram import NgramDrafter
-from paceline.engine.modes import MODES, growth_rule, mode_of
+from paceline.engine.modes import MODES, ahead_passes, draft_policy, growth_rule, mode_of, most_guesses
 from paceline.errors import ConfigError
 
+NEEDS = DrafterNeeds("any")
 GROWTHS = [name for name in get_args(Growth) if name != "auto"]
 
 
@@ -190,7 +192,42 @@ def test_a_rule_that_is_asked_for_replaces_the_modes_own(mode: str) -> None:
 
 
 def test_who_works_ahead_grows_deeper_than_one_verification() -> None:
-    for mode, chain, layers in (("serial-chain", 5, 4), ("swiftspec", 11, 11)):
-        assert growth_rule(MODES[mode], TreeConfig(growth="chain"), 5) == Chain(chain)
-        assert growth_rule(MODES[mode], TreeConfig(growth="layers"), 5) == Layers(8, layers)
+    for mode, depth, passes in (("serial-chain", 5, 4), ("swiftspec", 11, 0)):
+        assert growth_rule(MODES[mode], TreeConfig(growth="chain"), 5) == Chain(depth)
+        assert growth_rule(MODES[mode], TreeConfig(growth="layers"), 5) == Layers(8, depth, passes)
     assert growth_rule(MODES["serial-tree"], TreeConfig(growth="layers", tree_passes=0), 5) == Layers(8, 5)
+
+
+@pytest.mark.parametrize("mode", ["serial-chain", "swiftspec", "overlapped"])
+def test_all_of_a_fixed_shape_is_verified_unless_a_number_is_given(mode: str) -> None:
+    options = {"mode": mode, "draft": "embedded", "growth": "fixed-shape"}
+    policy = draft_policy(config(**options), MODES[mode], NEEDS)
+    assert (policy.length.wanted(1), policy.planned) == (3 + 6 + 6 + 6, False)
+    assert most_guesses(config(**options, tree_shape=[2, 3]), MODES[mode]) == 2 + 6
+    assert most_guesses(config(**options, tree_shape=[64, 64, 64]), MODES[mode]) == 256
+    assert most_guesses(config(**options, num_speculative_tokens=5), MODES[mode]) == 5
+
+
+@pytest.mark.parametrize(
+    ("mode", "most", "planned"),
+    [
+        ("serial-chain", 7, True),
+        ("overlapped", 15, True),
+        *((name, 7, False) for name in ("serial-tree", "swiftspec", "discard", "outcome-cache")),
+    ],
+)
+def test_how_much_is_guessed_without_a_number_is_as_documented(mode: str, most: int, planned: bool) -> None:
+    policy = draft_policy(config(mode=mode, draft="embedded"), MODES[mode], NEEDS)
+    assert (policy.length.wanted(1), policy.planned) == (most, planned)
+
+
+@pytest.mark.parametrize("passes", [0, 1, 4, 9])
+def test_no_number_of_passes_ahead_is_the_defaults(passes: int) -> None:
+    chosen = config(mode="swiftspec", draft="embedded", tree_passes=passes)
+    assert ahead_passes(chosen) == (passes or TreeConfig().tree_passes)
+
+
+def test_without_a_drafter_nothing_is_looked_up_either() -> None:
+    for draft, lookup in (("none", None), ("ngram", (2, 4)), ("embedded", (2, 4))):
+        chosen = config(placement="disaggregated", draft=draft)
+        assert draft_policy(chosen, mode_of(chosen), None).lookup == lookup

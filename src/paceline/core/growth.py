@@ -86,8 +86,11 @@ class GrowthRule(Protocol):
         """A node's estimated log-probability given its parent, at most 0."""
         ...
 
-    def leaves(self, draft: DraftTree, max_depth: int) -> list[int]:
-        """What the next pass expands, the best first; empty when the rule has grown all it wants."""
+    def leaves(self, draft: DraftTree, max_depth: int, *, asked: bool = False) -> list[int]:
+        """What the next pass expands, the best first; empty when the rule has grown all it wants.
+
+        asked: whether the target waits for the answer, of `max_depth`; else the rule's own depth bounds it.
+        """
         ...
 
     def answer(self, draft: DraftTree, max_nodes: int, max_depth: int) -> TokenTree:
@@ -123,27 +126,29 @@ class Uncalibrated(BestNodes):
 
 @dataclass(frozen=True, slots=True)
 class Chain(Uncalibrated):
-    """One guess after the other."""
+    """One guess after the other. depth: how far, while nobody asks."""
 
     depth: int
 
     def breadth(self, depth: int) -> int:  # noqa: ARG002
         return 1
 
-    def leaves(self, draft: DraftTree, max_depth: int) -> list[int]:
-        return draft.open_leaves(min(max_depth, self.depth))[-1:]
+    def leaves(self, draft: DraftTree, max_depth: int, *, asked: bool = False) -> list[int]:
+        return draft.open_leaves(max_depth if asked else min(max_depth, self.depth))[-1:]
 
 
 @dataclass(frozen=True, slots=True)
 class FixedShape(Uncalibrated):
-    """The same tree every time: every node at depth i has the `widths[i]` likeliest children."""
+    """The same tree for every root without guesses: every node at depth i has the `widths[i]` likeliest
+    children. Below a root that was one of its nodes what hung there stays, which is a part of the shape, and
+    is grown to the full depth."""
 
     widths: tuple[int, ...]
 
     def breadth(self, depth: int) -> int:
         return self.widths[depth] if depth < len(self.widths) else 0
 
-    def leaves(self, draft: DraftTree, max_depth: int) -> list[int]:
+    def leaves(self, draft: DraftTree, max_depth: int, *, asked: bool = False) -> list[int]:  # noqa: ARG002
         leaves = draft.open_leaves(min(max_depth, len(self.widths)))
         shallowest = min((draft.tree.depth(leaf) for leaf in leaves), default=0)
         return [leaf for leaf in leaves if draft.tree.depth(leaf) == shallowest]
@@ -161,7 +166,7 @@ class BestFirst(Uncalibrated):
     def breadth(self, depth: int) -> int:  # noqa: ARG002
         return self.candidates
 
-    def leaves(self, draft: DraftTree, max_depth: int) -> list[int]:
+    def leaves(self, draft: DraftTree, max_depth: int, *, asked: bool = False) -> list[int]:  # noqa: ARG002
         if self.passes and draft.passes >= self.passes:
             return []
         return draft.best(draft.open_leaves(max_depth), self.width)
@@ -169,18 +174,22 @@ class BestFirst(Uncalibrated):
 
 @dataclass(frozen=True, slots=True)
 class Layers(Uncalibrated):
-    """Level by level, the `width` best nodes of the newest one, down to `depth`; what is verified is chosen
-    from all of them afterwards (EAGLE-2, arXiv 2406.16858)."""
+    """Level by level, the `width` best nodes of the newest one, `passes` times; what is verified is chosen
+    from all of them afterwards (EAGLE-2, arXiv 2406.16858). depth: how far, while nobody asks.  passes: 0 =
+    without end."""
 
     width: int
     depth: int
+    passes: int = 0
     candidates: int = 8
 
     def breadth(self, depth: int) -> int:  # noqa: ARG002
         return self.candidates
 
-    def leaves(self, draft: DraftTree, max_depth: int) -> list[int]:
-        leaves = draft.open_leaves(min(max_depth, self.depth))
+    def leaves(self, draft: DraftTree, max_depth: int, *, asked: bool = False) -> list[int]:
+        if self.passes and draft.passes >= self.passes:
+            return []
+        leaves = draft.open_leaves(max_depth if asked else min(max_depth, self.depth))
         newest = max((draft.tree.depth(node) for node in draft.expanded), default=-1) + 1
         return draft.best([leaf for leaf in leaves if draft.tree.depth(leaf) == newest], self.width)
 
@@ -202,7 +211,7 @@ class Calibrated(BestNodes):
     def score(self, confidence: float, rank: int, depth: int) -> float:
         return self.model.log_probability(confidence, rank, depth)
 
-    def leaves(self, draft: DraftTree, max_depth: int) -> list[int]:
+    def leaves(self, draft: DraftTree, max_depth: int, *, asked: bool = False) -> list[int]:  # noqa: ARG002
         if self.passes and draft.passes >= self.passes:
             return []
         best = draft.best(draft.open_leaves(max_depth), self.width)

@@ -159,14 +159,15 @@ class DraftModel:
             self._runner.tables.write(sequence.row, 0, sequence.slots[: sequence.num_prompt])
 
     def _drop_kv(self, sequence: DraftSequence) -> None:
-        """Without its KV a tree cannot grow on: it starts anew."""
+        """Without its KV a tree cannot grow on: it starts anew, below the next root. Below this one it would
+        only take the KV back from who needs it now, and so on without end."""
         if sequence.cache_node is None:
             return
         self._ledger.pool.release(sequence.node_slots.values())
         self._ledger.close(sequence, sequence.tokens, sequence.num_held)
         self._rows.append(sequence.row)
         sequence.row, sequence.num_held, sequence.node_slots = -1, 0, {}
-        sequence.draft, sequence.numbers = DraftTree(), []
+        sequence.draft, sequence.numbers = DraftTree(closed={ROOT}), []
         del self._holding[sequence.request_id]
 
     # ------------------------------------------------------------ passes

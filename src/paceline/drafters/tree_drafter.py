@@ -10,6 +10,7 @@ from typing import Protocol
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.growth import DraftTree, GrowthRule
+from paceline.core.mirror import MOST_NODES
 from paceline.core.params import SamplingParams
 from paceline.core.planner import PassCost
 from paceline.core.prefix_cache import CacheNode
@@ -106,8 +107,8 @@ class TreeDrafter:
     keep_tree: False = start anew after each verdict, as overlapped systems without a tree cache do
     (PipeInfer, arXiv 2407.11798).  top_up: answer as soon as there are as many nodes as asked for, instead of
     when the rule is done (SwiftSpec, Algorithm 1).  pass_leaves: most leaves one pass expands, over all
-    requests.  most_nodes: most nodes computed per request, the others being leaves.  thrifty: a pass takes no
-    more leaves than pay for themselves, instead of all that the rule wants.
+    requests.  most_nodes: most nodes computed per request, the others being leaves, unless more are asked
+    for.  thrifty: a pass takes no more leaves than pay for themselves, instead of all that the rule wants.
     """
 
     def __init__(
@@ -160,13 +161,16 @@ class TreeDrafter:
                 self._model.forget(sequence)
 
     def work_ahead(self) -> list[DraftNodes] | None:
-        able = [sequence for sequence in self._sequences.values() if self._model.problem(sequence) is None]
+        # Below a root that is closed nothing can grow: reading its text would only take room from others.
+        able = [
+            sequence
+            for sequence in self._sequences.values()
+            if ROOT not in sequence.draft.closed and self._model.problem(sequence) is None
+        ]
         if self._model.advance(able):
             return []
-        grown = self._expand(
-            self._wanted({each.request_id: each.ahead_depth for each in able if each.max_nodes > 0})
-        )
-        return list(grown.values()) or None
+        depths = {each.request_id: each.ahead_depth for each in able if each.max_nodes > 0}
+        return self._expand(self._wanted(depths, asked=False)) or None
 
     # ------------------------------------------------------------ committed tokens
 
@@ -223,21 +227,25 @@ class TreeDrafter:
                 for sequence, draft in going
                 if sequence.draft is draft and not (self._top_up and self._enough(sequence))
             ]
-            leaves = self._wanted({sequence.request_id: sequence.max_depth for sequence, _ in going})
+            depths = {sequence.request_id: sequence.max_depth for sequence, _ in going}
+            leaves = self._wanted(depths, asked=True)
             self._expand(leaves)
             wanting = {leaf.sequence.request_id for leaf in leaves}
             going = [pair for pair in going if pair[0].request_id in wanting]
 
-    def _wanted(self, depths: Mapping[str, int]) -> list[Leaf]:
-        """The best leaves of the requests in `depths`, none of whose trees becomes deeper than it says."""
+    def _wanted(self, depths: Mapping[str, int], *, asked: bool) -> list[Leaf]:
+        """The best leaves of the requests in `depths`, none of whose trees becomes deeper than it says.
+        asked: whether the target waits for them."""
         wanted = [
-            leaf for name, depth in depths.items() for leaf in self._leaves(self._sequences[name], depth)
+            leaf
+            for name, depth in depths.items()
+            for leaf in self._leaves(self._sequences[name], depth, asked=asked)
         ]
         # A root comes first, so that a request that lost its tree waits for nobody.
         wanted.sort(key=lambda leaf: -leaf.sequence.draft.tree.value(leaf.node))
         return wanted
 
-    def _expand(self, wanted: Sequence[Leaf]) -> dict[str, DraftNodes]:
+    def _expand(self, wanted: Sequence[Leaf]) -> list[DraftNodes]:
         """One pass over as many of the leaves as it takes; the new nodes of the requests that took part."""
         leaves = wanted[: self._worthwhile(wanted[: self._pass_leaves])]
         first = {leaf.sequence.request_id: leaf.sequence.num_nodes for leaf in leaves}
@@ -245,10 +253,12 @@ class TreeDrafter:
         for leaf, found in zip(leaves, self._model.expand(leaves) if leaves else (), strict=True):
             self._hang(leaf, found)
         self._cost.learn(len(leaves), time.perf_counter() - started)
-        grown = {}
+        grown = []
         for name, start in first.items():
-            self._sequences[name].draft.passes += 1
-            grown[name] = _news(self._sequences[name], start)
+            sequence = self._sequences[name]
+            sequence.draft.passes += 1
+            ends = [*range(start + MOST_NODES, sequence.num_nodes, MOST_NODES), sequence.num_nodes]
+            grown += [_news(sequence, *part) for part in zip([start, *ends[:-1]], ends, strict=True)]
         return grown
 
     def _worthwhile(self, wanted: Sequence[Leaf]) -> int:
@@ -264,12 +274,13 @@ class TreeDrafter:
                 best, best_rate = count, rate
         return best
 
-    def _leaves(self, sequence: DraftSequence, depth: int) -> list[Leaf]:
+    def _leaves(self, sequence: DraftSequence, depth: int, *, asked: bool) -> list[Leaf]:
         draft = sequence.draft
-        room = max(0, self._most_nodes - len(draft.expanded))
+        most = max(self._most_nodes, sequence.max_nodes) if asked else self._most_nodes
+        room = max(0, most - len(draft.expanded))
         if self.needs.context_length is not None:
             depth = min(depth, self.needs.context_length - len(sequence.tokens))
-        leaves = self._rule.leaves(draft, depth)[:room]
+        leaves = self._rule.leaves(draft, depth, asked=asked)[:room]
         return [Leaf(sequence, leaf, self._rule.breadth(draft.tree.depth(leaf))) for leaf in leaves]
 
     def _hang(self, leaf: Leaf, found: Candidates | None) -> None:
@@ -284,9 +295,10 @@ class TreeDrafter:
             score = self._rule.score(confidence, rank, depth)
             if rank and score < spare:
                 break
-            draft.add(leaf.node, token, confidence, rank, score)
-            sequence.numbers.append(sequence.num_nodes)
-            sequence.num_nodes += 1
+            # A token that came before has its node, and that its number.
+            if draft.add(leaf.node, token, confidence, rank, score) == len(sequence.numbers):
+                sequence.numbers.append(sequence.num_nodes)
+                sequence.num_nodes += 1
 
     def _proposal(self, sequence: DraftSequence, problem: str | None) -> Proposal:
         known = len(sequence.tokens)
@@ -298,10 +310,11 @@ class TreeDrafter:
         )
 
 
-def _news(sequence: DraftSequence, first: int) -> DraftNodes:
-    """The nodes numbered from `first` on, as they are streamed."""
-    tree, count = sequence.draft.tree, sequence.num_nodes - first
-    new = range(len(tree) - count, len(tree))
+def _news(sequence: DraftSequence, first: int, end: int) -> DraftNodes:
+    """The nodes numbered `first`, .., `end - 1`, of the newest, as they are streamed."""
+    tree = sequence.draft.tree
+    ahead = len(tree) - sequence.num_nodes
+    new = range(first + ahead, end + ahead)
     root = -len(sequence.tokens)
     return DraftNodes(
         request_id=sequence.request_id,

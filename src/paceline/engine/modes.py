@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 from paceline.config import Config, TreeConfig
 from paceline.core.draft_lane import DraftPolicy
@@ -103,11 +105,13 @@ def _check_tree(config: Config, mode: Mode) -> None:
 def draft_policy(config: Config, mode: Mode, needs: DrafterNeeds | None) -> DraftPolicy:
     """needs: of the drafter, None = there is none."""
     speculation = config.speculation
+    # A length that somebody fixed is kept, be it by a shape; otherwise it is a bound, but for modes that are
+    # there to be compared with.
     fixed = speculation.num_speculative_tokens is not None or bool(speculation.length_by_batch_size)
+    fixed = fixed or config.tree.growth == "fixed-shape"
     # Where the target waits for nobody, the request's own text fills up what the drafter leaves open.
-    lookup = (speculation.prompt_lookup_min, speculation.prompt_lookup_max) if mode.overlapped else None
-    # A length that somebody fixed is kept; otherwise it is a bound, but for modes that are there to be
-    # compared with.
+    looks_up = mode.overlapped and speculation.draft != "none"
+    lookup = (speculation.prompt_lookup_min, speculation.prompt_lookup_max) if looks_up else None
     return DraftPolicy(needs, _draft_length(config, mode), lookup, mode.planned and not fixed)
 
 
@@ -121,8 +125,16 @@ def _draft_length(config: Config, mode: Mode) -> DraftLength:
     speculation = config.speculation
     if speculation.length_by_batch_size:
         return LengthByBatchSize(speculation.length_by_batch_size)
-    given = speculation.num_speculative_tokens
-    return FixedLength(mode.num_guesses if given is None else given)
+    if speculation.num_speculative_tokens is not None:
+        return FixedLength(speculation.num_speculative_tokens)
+    if config.tree.growth == "fixed-shape":
+        return FixedLength(min(_num_nodes(config.tree.tree_shape), _MOST_GUESSES))
+    return FixedLength(mode.num_guesses)
+
+
+def _num_nodes(widths: Sequence[int]) -> int:
+    """Of a tree whose nodes at depth i have `widths[i]` children."""
+    return sum(accumulate(widths, mul))
 
 
 def growth_rule(mode: Mode, tree: TreeConfig, num_speculative_tokens: int) -> GrowthRule:
@@ -131,8 +143,15 @@ def growth_rule(mode: Mode, tree: TreeConfig, num_speculative_tokens: int) -> Gr
     return _RULES[name](mode, tree, num_speculative_tokens)
 
 
+def ahead_passes(config: Config) -> int:
+    """Passes after each answer of a drafter that works ahead unseen. It has to end by itself, since nobody
+    could say when it is enough: 0 is the default's number."""
+    return config.tree.tree_passes or _DEFAULTS.tree_passes
+
+
 def _passes(mode: Mode, tree: TreeConfig) -> int:
-    """Where passes are counted elsewhere, or nothing waits for them, the rule has no end of its own."""
+    """By which the rule itself ends, 0 = when it finds no more worth it. Where passes are counted elsewhere
+    (`ahead_passes`), or nothing waits for them, it has no end of its own."""
     return tree.tree_passes if mode.ahead == "off" else 0
 
 
@@ -142,6 +161,8 @@ def _levels(mode: Mode, count: int) -> int:
 
 
 _DEFAULTS = TreeConfig()
+_MOST_GUESSES = 256
+"""Of `num_speculative_tokens`."""
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "chain": (),
     "fixed-shape": ("tree_shape",),
@@ -157,9 +178,7 @@ _RULES: dict[str, Callable[[Mode, TreeConfig, int], GrowthRule]] = {
     "chain": lambda mode, _, count: Chain(_levels(mode, count)),
     "fixed-shape": lambda _, tree, __: FixedShape(tree.tree_shape),
     "best-first": lambda mode, tree, _: BestFirst(tree.tree_width, _passes(mode, tree)),
-    "layers": lambda mode, tree, count: Layers(
-        tree.tree_width, min(tree.tree_passes or count, count) if mode.ahead == "off" else 2 * count + 1
-    ),
+    "layers": lambda mode, tree, count: Layers(tree.tree_width, _levels(mode, count), _passes(mode, tree)),
     "calibrated": lambda mode, tree, _: Calibrated(tree.tree_width, _passes(mode, tree)),
     "outcomes": lambda _, tree, count: OutcomeCache(count, tree.fan_out),
 }
