@@ -13,6 +13,7 @@ import torch.distributed
 from torch import Tensor
 
 from paceline.errors import EngineError, KernelError
+from paceline.execution.devices import current
 
 _distributed: Any = torch.distributed  # its classes are bound from C++ and not declared
 _CONNECT = timedelta(seconds=60)
@@ -46,7 +47,6 @@ class Collective:
         """Meets the other ranks, which must be about to call this too, else RuntimeError is raised."""
         store = _distributed.FileStore(str(self._store), self._ranks)
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
             options: Any = _distributed.ProcessGroupNCCL.Options()
             # Its own watchdog would end the process: `settle` and `abandon` keep time instead.
             options._timeout = _FOR_EVER
@@ -57,7 +57,8 @@ class Collective:
             # Loopback alone: the ranks share this machine, and nobody else may join.
             options._devices = [_distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
             self._group = _distributed.ProcessGroupGloo(store, self._rank, self._ranks, options)
-        self.sum(torch.zeros(1, device=self._device))
+        with current(self._device):
+            self.sum(torch.zeros(1, device=self._device))
 
     def sum(self, part: Tensor) -> Tensor:
         """The ranks' parts, added in rank order: the same bits on every rank, whatever else shares the pass.
@@ -79,8 +80,9 @@ class Collective:
         """
         if self._device.type != "cuda":
             return
-        done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
+        with current(self._device):
+            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
         started = time.monotonic()
         while not done.query():
             check()

@@ -20,7 +20,8 @@ Capture = Callable[[Callable[[], None]], Replay]
 
 
 def capture_cuda(function: Callable[[], None]) -> Replay:
-    """Three passes on a side stream first, so that libraries allocate and tune before the recording."""
+    """Three passes on a side stream first, so that libraries allocate and tune before the recording. The
+    tensors' device must be current, or nothing is recorded."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.execution.devices import current
 from paceline.execution.forward_batch import Segment, SlotTables, build_batch
 from paceline.kernels.batch import TokenBatch
 from paceline.kernels.kv_cache import KVCache
@@ -41,7 +42,9 @@ class ModelRunner:
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """Float32 logits `[wanted tokens, vocab]`: per wanted segment the root's row, then each guess's."""
-        return self.decoder.forward(build_batch(segments, self.tables), self.kv)
+        batch = build_batch(segments, self.tables)
+        with current(self.kv.keys.device):
+            return self.decoder.forward(batch, self.kv)
 
     def close(self) -> None:
         """Ends what the runner keeps beside this process; no pass may follow."""

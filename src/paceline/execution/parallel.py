@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.execution.devices import current
 from paceline.execution.forward_batch import Segment, SlotTables, build_batch
 from paceline.execution.interrupts import uninterrupted
 from paceline.execution.model_runner import ModelRunner
@@ -143,7 +144,7 @@ class ParallelRunner(ModelRunner):
         self._processes.check()
         batch = build_batch(segments, self.tables)
         # A pass that some ranks have and others have not: their KV and tables would differ from then on.
-        with uninterrupted():
+        with uninterrupted(), current(self.kv.keys.device):
             try:
                 self._send(batch)
                 logits = self.decoder.forward(batch, self.kv)

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from paceline.errors import ConfigError, ModelError, PacelineError
+from paceline.execution.devices import current
 from paceline.execution.forward_batch import SlotTables
 from paceline.execution.rank_model import RankModel, RankPass, RankSetup
 from paceline.loading import load
@@ -76,7 +77,8 @@ def _serve(connection: Connection, setup: RankSetup) -> None:
         batch = work.apply(tables)
         rank.begin(work.number)
         try:
-            rank.decoder.forward(batch, rank.kv)
+            with current(setup.device):
+                rank.decoder.forward(batch, rank.kv)
         except ValueError:
             # A malformed batch, which the native pass refuses before the ranks meet: rank 0 refuses it too.
             if rank.native is None:
