@@ -17,9 +17,10 @@ from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.params import SamplingParams
 from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.work import Event, RequestArrived
+from paceline.engine.attachment import Patience
 from paceline.engine.channel import Address, Keys, Listener
-from paceline.engine.disaggregated import DisaggregatedExecutor
-from paceline.engine.draft_group import DraftGroup, Patience
+from paceline.engine.disaggregated import DisaggregatedExecutor, _Raised
+from paceline.engine.draft_group import DraftGroup
 from paceline.engine.draft_host import DraftHost, LocalHost
 from paceline.engine.draft_messages import DraftGroupSpec
 from paceline.engine.draft_worker import DrafterFactory, DraftWorker
@@ -35,8 +36,11 @@ class ThreadHost:
     name = "the draft worker"
     connect_s = 10.0
 
-    def __init__(self, factory: DrafterFactory, keys: Keys | None = None) -> None:
+    def __init__(
+        self, factory: DrafterFactory, keys: Keys | None = None, worker: type[DraftWorker] = DraftWorker
+    ) -> None:
         self.factory = factory
+        self.worker = worker
         self.keys = keys or Keys.new()
         self.starts = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -56,7 +60,7 @@ class ThreadHost:
 
     def _serve(self, listener: Listener, stop: threading.Event) -> None:
         try:
-            DraftWorker(listener, self.factory).run(stop)
+            self.worker(listener, self.factory).run(stop)
         finally:
             listener.close()
 
@@ -97,24 +101,36 @@ class Drive:
 
     def run(self, each: Callable[[int], None] = lambda _: None, limit_s: float = 60.0) -> None:
         """Until the core is idle. each: called after every event with the number of tokens so far."""
-        end = time.perf_counter() + limit_s
-        while not self.core.idle:
-            event = self.executor.poll(timeout=1.0)
-            assert time.perf_counter() < end, "the core stalled"
-            if event is not None:
-                self.feed(event)
-                each(sum(map(len, self.tokens.values())))
+        with self._limited(limit_s, "the core stalled"):
+            while not self.core.idle:
+                event = self.executor.poll()
+                if event is not None:
+                    self.feed(event)
+                    each(sum(map(len, self.tokens.values())))
 
     def wait_for(self, kind: type[Any], limit_s: float = 20.0) -> Any:
         """The next event of this kind; what comes before is fed as well."""
-        end = time.perf_counter() + limit_s
-        while time.perf_counter() < end:
-            event = self.executor.poll(timeout=0.1)
-            if event is not None:
+        with self._limited(limit_s, f"no {kind.__name__} within {limit_s} s"):
+            while True:
+                event = self.executor.poll()
+                if event is None:
+                    time.sleep(0.005)
+                    continue
                 self.feed(event)
                 if isinstance(event, kind):
                     return event
-        raise AssertionError(f"no {kind.__name__} within {limit_s} s")
+
+    @contextmanager
+    def _limited(self, limit_s: float, problem: str) -> Iterator[None]:
+        """Within, `poll` raises when it takes longer."""
+        too_late = _Raised(None, AssertionError(problem))
+        alarm = threading.Timer(limit_s, self.executor._events.put, (too_late,))
+        alarm.start()
+        try:
+            yield
+        finally:
+            alarm.cancel()
+            alarm.join()
 
     def check(self, prompts: dict[str, list[int]], count: int, each: Any = lambda _: None) -> None:
         """All at once, and exactly what plain decoding gives."""
@@ -170,3 +186,8 @@ def _core(needs: DrafterNeeds, ahead: str) -> EngineCore:
 
 def process(factory: str) -> LocalHost:
     return LocalHost(f"tests.engine.draft_toys:{factory}")
+
+
+def worker_pid(host: Any) -> int:
+    """Of the child that a `LocalHost` has now."""
+    return int(host._process.pid)

@@ -19,6 +19,7 @@ from paceline.core.token_tree import TokenTree
 from paceline.core.work import (
     AdvanceDrafts,
     Announcement,
+    DraftDone,
     DraftItem,
     DraftNodes,
     Proposal,
@@ -27,6 +28,7 @@ from paceline.core.work import (
 )
 from paceline.drafters.base import Drafter
 from paceline.engine.draft_messages import DraftGroupSpec
+from paceline.engine.draft_worker import DraftWorker
 from paceline.errors import ModelError
 from tests.cases.drafters import RuleDrafter
 from tests.core.toy import VOCAB, ToyExecutor, toy_next
@@ -326,6 +328,23 @@ def cannot_load(_: DraftGroupSpec) -> Drafter:
 def dies_while_loading(_: DraftGroupSpec) -> Drafter:
     os.kill(os.getpid(), 9)
     raise AssertionError
+
+
+class WrongRounds(DraftWorker):
+    """Every answer is to a round that nobody asked for."""
+
+    def _answer(self, attachment: Any, message: object) -> None:
+        if isinstance(message, DraftDone):
+            message = replace(message, round=message.round + 1000)
+        super()._answer(attachment, message)
+
+
+class NeverAnswers(DraftWorker):
+    """Takes rounds in, gives every sign of life, and keeps its guesses to itself."""
+
+    def _answer(self, attachment: Any, message: object) -> None:
+        if not isinstance(message, DraftDone):
+            super()._answer(attachment, message)
 
 
 def advance_of(name: str, tokens: Sequence[int], **changes: Any) -> AdvanceDrafts:

@@ -18,6 +18,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.config import load_config
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.params import SamplingParams
 from paceline.core.work import (
@@ -96,7 +97,7 @@ def test_messages_come_out_as_they_went_in(message: Any) -> None:
 
 
 def test_each_side_reads_only_what_it_may_be_sent() -> None:
-    """A worker cannot answer for the target, and an engine cannot be made to start a session."""
+    """A worker cannot answer for the target, and an engine cannot be made to serve one."""
     worker, engine = Codec(FOR_WORKER), Codec(FOR_ENGINE)
     for message in MESSAGES:
         reader, other = (worker, engine) if isinstance(message, FOR_WORKER) else (engine, worker)
@@ -137,10 +138,56 @@ def test_a_value_that_its_own_class_refuses_is_malformed() -> None:
         codec.decode(codec.encode(AdvanceDrafts((item,)), 1))
 
 
-def test_what_is_too_large_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_messages, "MOST_BYTES", 100)
+def test_what_is_too_large_is_malformed() -> None:
     with pytest.raises(Malformed, match="bytes"):
-        Codec(FOR_WORKER).decode(bytes(101))
+        Codec(FOR_WORKER, 100).decode(bytes(101))
+    assert draft_messages.MOST_BYTES_TO_ENGINE <= 2**20
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0], ids=str)
+def test_a_time_that_is_none_is_malformed(number: float) -> None:
+    codec = Codec(FOR_ENGINE)
+    for message in (
+        DraftDone(1, (), number),
+        NodesDrafted((), number),
+        Beat(number, 0, 0.0, 0.0),
+        Beat(0.0, 0, number, 0.0),
+    ):
+        with pytest.raises(Malformed, match="seconds"):
+            codec.decode(codec.encode(message, 1))
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")], ids=str)
+def test_a_score_that_no_recording_can_hold_is_malformed(score: float) -> None:
+    codec = Codec(FOR_ENGINE)
+    for message in (
+        NodesDrafted((replace(NODES, scores=(-0.25, score)),)),
+        DraftDone(1, (Proposal("a", 5, (1,), (-1,), (score,)),)),
+    ):
+        with pytest.raises(Malformed, match="not finite"):
+            codec.decode(codec.encode(message, 1))
+
+
+def test_a_peers_texts_command_no_terminal() -> None:
+    codec = Codec(FOR_ENGINE)
+    bad, good = "\x1b[2Jgone\r\n\x07\u202e", " [2Jgone    "
+    for message in (Ready(DrafterNeeds(bad)), Refused("EngineError", bad), Fault(bad)):
+        found = codec.decode(codec.encode(message, 1))[2]
+        assert good == (found.needs.name if isinstance(found, Ready) else found.reason)
+    assert len(codec.decode(codec.encode(Fault("x" * 10**5), 1))[2].reason) == 2000
+
+
+def test_another_host_is_told_what_it_must_know_and_nothing_else() -> None:
+    options = {"model": "a/secret/place", "draft": "another/one", "threads": 7, "seed": 5, "exact": True}
+    groups = {"draft_key_file": "the/key", "draft_address": "tcp://a:1", "target_devices": "0"}
+    more = {"mode": "swiftspec", "tree_width": 3, "num_speculative_tokens": 6}
+    sent = spec("silent", config=load_config(options=options | groups | more), cores=(3,), threads=7).abroad()
+    written = msgspec.json.encode(sent).decode()
+    assert not [word for word in ("secret", "another", "the/key", "tcp://a:1") if word in written]
+    assert (sent.cores, sent.threads, sent.config.threads, sent.config.seed) == ((), 0, 0, None)
+    kept = sent.config
+    assert (kept.groups.mode, kept.tree.tree_width, kept.exact) == ("swiftspec", 3, True)
+    assert kept.speculation.num_speculative_tokens == 6
 
 
 def test_fingerprints_tell_vocabularies_apart() -> None:
@@ -227,6 +274,11 @@ def answered(listener: Listener, line: Line, frame: bytes = b"hello", within_s: 
         if line.receive(0.02) == [b"answer"]:
             return True
     return False
+
+
+def test_without_an_authenticator_nobody_comes_in(listener: Listener) -> None:
+    """What libzmq calls the enforced ZAP domain."""
+    assert listener._socket.getsockopt(zmq.ZAP_ENFORCE_DOMAIN) == 1
 
 
 def test_the_right_key_opens(listener: Listener, context: Context) -> None:

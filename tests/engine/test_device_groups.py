@@ -93,6 +93,69 @@ def test_what_is_assigned_is_what_each_gets() -> None:
     assert (draft.cores, draft.threads, len(draft.places)) == ((6,), 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ({"target_devices": "0-5"}, ((0, 1, 2, 3, 4, 5), (6, 7))),
+        ({"target_devices": "1,3/2,4"}, ((1, 3, 2, 4), (0, 5, 6, 7))),
+        ({"draft_devices": "0"}, ((1, 2, 3, 4, 5, 6, 7), (0,))),
+        ({"target_devices": "0-1", "threads": 3}, ((0, 1), (2,))),
+    ],
+    ids=str,
+)
+def test_what_one_does_not_get_the_other_gets(options: dict[str, Any], shares: Any) -> None:
+    groups = groups_of(config(placement="disaggregated", **options), "cpu", separate=True)
+    assert tuple(group.cores for group in groups) == shares
+
+
+@pytest.mark.parametrize("key", ["target_devices", "draft_devices"])
+def test_who_takes_all_cores_leaves_none(key: str) -> None:
+    asked = config(placement="disaggregated", **{key: "0-7"})
+    with pytest.raises(ConfigError, match=rf"groups.{key} has all the cores .* give it fewer, or choose"):
+        groups_of(asked, "cpu", separate=True)
+
+
+@pytest.mark.parametrize(
+    "nobody",
+    [
+        {"draft": "none"},
+        {"mode": "autoregressive"},
+        {"draft_address": "tcp://a:1", "draft_key_file": "k"},
+    ],
+    ids=str,
+)
+def test_without_a_drafter_here_the_target_may_have_all(nobody: dict[str, Any]) -> None:
+    given = config(placement="disaggregated", target_devices="0-7", **nobody)
+    assert groups_of(given, "cpu", separate=True)[0].cores == tuple(range(8))
+    open_ = groups_of(config(placement="disaggregated", **nobody), "cpu", separate=True)[0]
+    assert (open_.cores, open_.threads) == ((), 8)
+
+
+def test_cores_in_common_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    asked = config(placement="disaggregated", target_devices="0-4", draft_devices="3-5")
+    target, draft = groups_of(asked, "cpu", separate=True)
+    assert (target.cores, draft.cores) == ((0, 1, 2, 3, 4), (3, 4, 5))
+    assert "the cores 3, 4 in common: they will wait for each other" in caplog.text
+
+
+def test_in_one_process_the_drafter_has_the_targets_cores() -> None:
+    for text, cores in (("2-3", (2, 3)), ("0-1/4-5", (0, 1, 4, 5))):
+        target, draft = groups_of(config(target_devices=text), "cpu", separate=False)
+        assert [place.cores for place in draft.places] == [cores]
+        assert (draft.threads, target.cores) == (len(cores), cores)
+    target, draft = groups_of(config(target_devices="1/3"), "cuda", separate=False)
+    assert draft.places == (Place(device="cuda:1"),)
+
+
+def test_where_the_system_does_not_say_all_cores_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    target, draft = groups_of(config(threads=4), "cpu", separate=True)
+    assert (target.cores, draft.cores) == ((0, 1, 2), (3,))
+    with pytest.raises(ConfigError, match="may not use core 4"):
+        parse_devices("4", "groups.target_devices", "cpu")
+
+
 def test_a_drafter_of_this_process_has_no_cores_of_its_own() -> None:
     with pytest.raises(ConfigError, match=r"draft_devices is set .* choose placement = disaggregated"):
         groups_of(config(draft_devices="0"), "cpu", separate=False)

@@ -18,12 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline import LLM, AsyncLLM, ModelError, RequestOutput, SamplingParams
+from paceline import LLM, AsyncLLM, EngineError, ModelError, RequestOutput, SamplingParams
+from paceline.engine import build
 from paceline.engine.channel import write_key_file
 from paceline.engine.disaggregated import DisaggregatedExecutor
 from paceline.engine.draft_group import DraftGroup
 from paceline.engine.replay import replay
 from tests.cases.lab import random_prompt
+from tests.engine.draft_drive import worker_pid
 from tests.tiny import ENGINE, write_random
 from tests.tiny_checkpoints import tiny_tokenizer
 
@@ -79,9 +81,7 @@ def check(llm: LLM, plain: LLM, params: SamplingParams) -> list[RequestOutput]:
 
 
 def pid(llm: LLM) -> int:
-    host: Any = parts(llm)[1]._host
-    assert host.pid is not None
-    return int(host.pid)
+    return worker_pid(parts(llm)[1]._host)
 
 
 def joined(llm: LLM, times: int) -> None:
@@ -171,6 +171,29 @@ def test_a_draft_model_that_cannot_be_loaded_is_an_error_at_the_start(
         LLM(models[0], draft=tmp_path / "nowhere", **APART)
 
 
+def test_a_log_that_cannot_be_written_is_told_before_anything_is_started(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "load", None)
+    with pytest.raises(EngineError, match="cannot write the event log"):
+        LLM(models[0], draft=models[1], record=tmp_path / "nowhere" / "log", **APART)
+
+
+@pytest.mark.parametrize("step", ["assembled", "TargetExecutor"])
+def test_a_start_that_fails_half_way_leaves_nothing_running(
+    step: str, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        assert [child for child in psutil.Process().children() if "draft_worker" in str(child.cmdline())]
+        raise EngineError("no")
+
+    monkeypatch.setattr(build, step, failing)
+    with pytest.raises(EngineError, match="no"):
+        LLM(models[0], draft="ngram", **APART)
+    assert not [child for child in psutil.Process().children() if "draft_worker" in str(child.cmdline())]
+    assert not [thread for thread in threading.enumerate() if "paceline-draft" in thread.name]
+
+
 def test_requests_arrive_while_both_lanes_run(models: tuple[Path, Path], plain: LLM) -> None:
     engine = AsyncLLM(models[0], draft=models[1], **APART)
     slow_down(engine.llm, 0.002)
@@ -217,6 +240,7 @@ def test_a_model_served_by_another_host(models: tuple[Path, Path], plain: LLM, t
             assert server.stderr is not None
             address = server.stderr.readline().split(" at ")[1].split(";")[0]
             away = {**APART, "draft_address": address, "draft_key_file": str(key)}
+            del away["draft_dtype"]  # as is served there
             for _ in range(2):  # one engine after the other
                 with LLM(models[0], **away) as llm:
                     slow_down(llm, 0.003)

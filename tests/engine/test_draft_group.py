@@ -23,13 +23,14 @@ import zmq
 
 from paceline.core.work import DrafterJoined, DrafterLost, GrowDrafts, NodesDrafted
 from paceline.engine import draft_group, draft_messages, draft_worker
+from paceline.engine.attachment import Patience
 from paceline.engine.channel import Address, Context, Keys, Line
-from paceline.engine.draft_group import DraftGroup, Patience
+from paceline.engine.draft_group import DraftGroup
 from paceline.engine.draft_host import LocalHost
 from paceline.engine.draft_messages import FOR_ENGINE, Codec, Hello, Refused
 from paceline.errors import ConfigError, EngineError, ModelError
 from tests.engine import draft_toys as toys
-from tests.engine.draft_drive import QUICK, Drive, ThreadHost, driving, process, prompts
+from tests.engine.draft_drive import QUICK, Drive, ThreadHost, driving, process, prompts, worker_pid
 from tests.engine.draft_toys import advance_of, spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,8 +87,7 @@ def test_a_worker_keeps_to_its_cores_and_the_engine_does_not() -> None:
     host = LocalHost("tests.engine.draft_toys:ahead", cores=(core,))
     with closing(DraftGroup(spec(), host, SimpleQueue(), QUICK)) as group:
         group.start()
-        assert host.pid is not None
-        assert os.sched_getaffinity(host.pid) == {core}
+        assert os.sched_getaffinity(worker_pid(host)) == {core}
         assert os.sched_getaffinity(0) == before
 
 
@@ -96,7 +96,8 @@ def test_no_key_is_on_a_command_line_or_in_the_environment() -> None:
     with closing(DraftGroup(spec(), host, SimpleQueue(), QUICK)) as group:
         group.start()
         keys = host.ensure().keys
-        told = Path(f"/proc/{host.pid}/cmdline").read_bytes() + Path(f"/proc/{host.pid}/environ").read_bytes()
+        folder = Path(f"/proc/{worker_pid(host)}")
+        told = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
         assert keys.worker not in told
         assert keys.engine not in told
 
@@ -125,7 +126,7 @@ def test_another_version_is_named() -> None:
     group = DraftGroup(spec(), ThreadHost(toys.ahead), SimpleQueue(), QUICK)
     real = group._hello
     group._hello = Hello(real.engine, real.spec, protocol=999, version="9.9")
-    with pytest.raises(ConfigError, match=r"protocol 1 \(paceline .*the engine 999 \(paceline 9.9\)"):
+    with pytest.raises(ConfigError, match=r"protocol 2 \(paceline .*the engine 999 \(paceline 9.9\)"):
         group.start()
 
 
@@ -138,7 +139,7 @@ def test_a_spec_that_cannot_be_read_is_refused() -> None:
 
 def test_one_worker_serves_one_engine_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_group, "_OTHER_ENGINE_S", 0.3)
-    monkeypatch.setattr(draft_group, "_PING_S", 0.1)
+    monkeypatch.setattr(draft_group, "_ASK_AGAIN_S", 0.1)
     host = ThreadHost(toys.ahead)
     first = DraftGroup(spec(), host, SimpleQueue(), QUICK)
     first.start()
@@ -200,7 +201,7 @@ def killed_midway(drive: Drive, how: int) -> Callable[[int], None]:
     def each(num_tokens: int) -> None:
         if num_tokens > 60 and not done:
             done.append(True)
-            os.kill(drive.host.pid, how)
+            os.kill(worker_pid(drive.host), how)
 
     return each
 
@@ -228,7 +229,7 @@ def test_a_stopped_worker_is_let_go_and_had_back(settled: bool, caplog: pytest.L
     """Where its loop has promised nothing (it may be loading what it needs for a first pass), the silence of
     its process alone tells."""
     with driving(process("ahead"), "stream", pause_s=0.002) as drive:
-        pid = drive.host.pid
+        pid = worker_pid(drive.host)
         if settled:
             drive.check(prompts(2), 40)
         os.kill(pid, signal.SIGSTOP)
@@ -239,7 +240,7 @@ def test_a_stopped_worker_is_let_go_and_had_back(settled: bool, caplog: pytest.L
         time.sleep(1.0)
         os.kill(pid, signal.SIGCONT)
         drive.wait_for(DrafterJoined)
-        assert drive.host.pid == pid, "the same process: nothing was loaded anew"
+        assert worker_pid(drive.host) == pid, "the same process: nothing was loaded anew"
         before = drive.num_accepted
         drive.check(prompts(3), 100)
         assert drive.num_accepted > before
@@ -251,13 +252,39 @@ def test_a_stopped_worker_is_let_go_and_had_back(settled: bool, caplog: pytest.L
 def test_a_worker_that_does_not_come_back_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     patience = Patience(silence_s=0.5, revive_s=0.5, first_pause_s=0.02)
     with driving(process("ahead"), "stream", patience=patience) as drive:
-        pid = drive.host.pid
+        pid = worker_pid(drive.host)
         os.kill(pid, signal.SIGSTOP)
         drive.wait_for(DrafterJoined)
-        assert drive.host.pid != pid
+        assert worker_pid(drive.host) != pid
         assert not psutil.pid_exists(pid)
         drive.check(prompts(2), 60)
     assert len(losses(caplog)) == 1
+
+
+@pytest.mark.parametrize("cause", [OSError(28, "No space left on device"), zmq.ZMQError(24)], ids=str)
+def test_a_machine_that_refuses_a_worker_is_asked_again(
+    cause: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Like any other reason, and told once."""
+    host = ThreadHost(toys.ahead)
+    real, calls = host.ensure, []
+
+    def ensure() -> Address:
+        calls.append(host.starts)
+        if 2 <= len(calls) <= 5:
+            raise cause
+        return real()
+
+    host.ensure = ensure  # type: ignore[method-assign]
+    with driving(host, "stream") as drive:
+        drive.check(prompts(1), 20)
+        host.end()
+        drive.wait_for(DrafterJoined)
+        drive.check(prompts(2), 40)
+    told = [text for text in losses(caplog) if "is not back" in text]
+    assert len(told) == 1
+    assert str(getattr(cause, "strerror", "")) in told[0]
+    assert len(losses(caplog)) == 2
 
 
 def test_a_loop_that_is_stuck_in_a_live_process_is_found_and_replaced(
@@ -300,15 +327,14 @@ def test_work_for_a_worker_that_the_core_does_not_know_of_goes_nowhere() -> None
             told.append(events.get(timeout=5))
         assert isinstance(told[-2], DrafterLost)
         group.turn_to(told[-2])
-        group.submit(advance_of("nobody", [1, 2]))
-        assert group.stats.dropped == 1
+        assert not group.submit(advance_of("nobody", [1, 2]))
         group.turn_to(told[-1])
         group.submit(advance_of("new", [1, 2]))
         names = {nodes.request_id for nodes in events.get(timeout=5).grown}
         assert names == {"new"}
 
 
-def test_a_packet_that_was_lost_on_the_way_begins_a_new_session() -> None:
+def test_a_packet_that_was_lost_on_the_way_begins_a_new_attachment() -> None:
     with driving(ThreadHost(toys.ahead), "stream") as drive:
         drive.check(prompts(1), 20)
         assert drive.group._current is not None
@@ -327,8 +353,8 @@ def test_a_message_that_cannot_be_read_is_dropped_with_its_sender(
         drive.check(prompts(1), 20)
         real, sent = Codec.encode, []
 
-        def damaged(codec: Codec, message: Any, session: int, number: int = 0) -> bytes:
-            frame = real(codec, message, session, number)
+        def damaged(codec: Codec, message: Any, attachment: int, number: int = 0) -> bytes:
+            frame = real(codec, message, attachment, number)
             if isinstance(message, NodesDrafted) and not sent:
                 sent.append(message)
                 return frame[:-3]
@@ -360,8 +386,8 @@ def test_junk_from_an_engine_is_dropped_with_one_line(caplog: pytest.LogCaptureF
     assert "dropped a message" in losses(caplog)[0]
 
 
-def test_too_large_a_message_ends_the_session_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.channel.MOST_BYTES", 4000)
+def test_too_large_a_message_ends_the_attachment_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.channel.MOST_BYTES_TO_ENGINE", 4000)
     with driving(ThreadHost(toys.too_many_nodes), "stream") as drive:
         drive.check(prompts(2), 40)
         until(lambda: drive.group.stats.losses >= 1)
@@ -373,13 +399,13 @@ ORPHAN = """
 import sys, time
 from queue import SimpleQueue
 from paceline.engine.draft_group import DraftGroup
-from tests.engine.draft_drive import QUICK, process
+from tests.engine.draft_drive import QUICK, process, worker_pid
 from tests.engine.draft_toys import spec
 import tempfile
 tempfile.tempdir = sys.argv[1]
 group = DraftGroup(spec("stream"), process("ahead"), SimpleQueue(), QUICK)
 group.start()
-print(group._host.pid, flush=True)
+print(worker_pid(group._host), flush=True)
 time.sleep(60)
 """
 

@@ -17,6 +17,7 @@ from paceline import LLM, ConfigError, EngineError, SamplingParams
 from paceline.core.work import Proposal
 from paceline.engine.timeline import Timeline
 from tests.cases.drafters import RuleDrafter, constant
+from tests.engine.draft_drive import worker_pid
 from tests.tiny import ENGINE, write_random
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -177,7 +178,7 @@ def test_counters_move_while_a_request_runs(apart: LLM) -> None:
 
 def test_a_lost_drafter_shows_until_it_is_back_and_then_as_a_loss(apart: LLM) -> None:
     group: Any = apart.engine._executor._group  # type: ignore[attr-defined]
-    os.kill(group._host.pid, signal.SIGKILL)
+    os.kill(worker_pid(group._host), signal.SIGKILL)
     _until(lambda: apart.lanes.drafter_losses == 1)
     reason = apart.lanes.drafter_loss_reason
     assert reason is not None

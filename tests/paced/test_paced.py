@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from paceline import LLM
 from paceline.config import Config, GroupsConfig
 from paceline.core.params import SamplingParams
 from paceline.core.work import Announcement, RunTarget, TargetItem
@@ -18,6 +20,7 @@ from paceline.loading import load
 from paceline.paced.build import PacedPair, build_paced, read_pair
 from paceline.paced.groups import PacedTarget, PassTimes, TraceTarget
 from paceline.paced.world import Recording, World, read_recordings
+from tests.tiny import ENGINE, write_random
 
 VOCAB = 1000
 
@@ -64,6 +67,35 @@ def test_the_recorded_texts_come_out(mode: str, pair: Path) -> None:
     assert passes == 78 if mode == "autoregressive" else passes < 70
 
 
+@pytest.mark.parametrize("mode", ["autoregressive", "serial-tree", "overlapped"])
+def test_small_real_models_answer_in_their_time(mode: str, tmp_path: Path) -> None:
+    models = write_random(tmp_path / "target"), write_random(tmp_path / "draft", head_noise=0.1)
+    names = {"target_model": str(models[0]), "draft_model": str(models[1])}
+    prompt, params = [5, 6, 7, 8], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    with LLM(models[0], draft="none", **ENGINE) as llm:
+        expected, vocab_size = llm.generate(prompt, params)[0].token_ids, llm.model.vocab_size
+        path = tmp_path / "pair.json"
+        times = {"target_s": [[1, 0.004]], "draft_s": [[1, 0.001]]}
+        path.write_bytes(
+            msgspec.json.encode({**times, **names, "vocab_size": vocab_size, "context_length": 64})
+        )
+        config = Config(groups=GroupsConfig(mode=mode))  # type: ignore[arg-type]
+        with closing(build_paced(path, config, llm.tokenizer)) as engine:
+            engine.add("r", 0, prompt, params.resolved())
+            tokens: list[int] = []
+            while not engine.idle:
+                tokens += [token for _, chunk in engine.step() for token in chunk.token_ids]
+            assert tokens == expected
+            assert engine.lanes.target_busy_s >= 0.004 * engine.lanes.target_passes
+            about = engine.about
+            assert (about.model, about.mode) == ("pair", mode)
+            assert about.placement == ("disaggregated" if mode == "overlapped" else "serial")
+            assert about.drafter == ("none" if mode == "autoregressive" else "draft_model")
+            assert about.load_s > 0
+            if mode == "overlapped":
+                assert engine._lanes._group is not None
+
+
 def test_branches_go_on_and_differ_from_each_other() -> None:
     text = World([recording(0)], VOCAB).text(recording(0).prompt)
     first = len(recording(0).prompt)
@@ -106,5 +138,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, pair: Path) -> None:
     with pytest.raises(ConfigError, match="not a paced pair"):
         read_pair(broken)
     assert read_pair(pair).vocab_size == VOCAB
+    broken.write_bytes(msgspec.json.encode(PacedPair(((1, 1.0),), ((1, 1.0),), target_model="one")))
+    with pytest.raises(ConfigError, match="either a trace, or"):
+        read_pair(broken)
     with pytest.raises(ConfigError, match="recorded prompts only"):
         World([recording(0)], VOCAB).text([1, 2])

@@ -6,6 +6,7 @@ import logging
 import statistics
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,8 @@ from paceline.core.scheduler import Limits
 from paceline.engine.device_groups import DeviceGroup, groups_of
 from paceline.engine.machine import resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup
+from paceline.engine.modes import MODES
+from paceline.errors import ConfigError
 from paceline.execution.forward_batch import Segment
 from paceline.execution.model_runner import ModelRunner
 from paceline.loading import LoadedModel, load
@@ -30,6 +33,10 @@ text (docs/benchmarks.md). Both placements are judged by it, so that it decides 
 _PREFER_SERIAL = 1.03
 _PASSES = 5
 
+Settled = Literal["serial", "disaggregated"]
+Groups = tuple[DeviceGroup, DeviceGroup]
+"""The target's and the drafter's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -39,22 +46,38 @@ class Costs:
     draft: float
 
 
-def settled(config: Config) -> Config:
-    """`config` with the placement decided, where it was left to be. Raises as `build` does."""
+def settled(config: Config, *, own_drafter: bool = False) -> Config:
+    """`config` with the placement decided, where it was left to be. own_drafter: it is an object of the
+    caller's. Raises as `build` does."""
     if config.groups.placement != "auto":
         return config
-    placement: Literal["serial", "disaggregated"] = "serial"
-    if config.speculation.draft in ("ngram", "none"):
-        logger.info("placement: serial, since guesses by %s take no time", config.speculation.draft)
-    else:
-        placement = _faster(config)
+    placement = _given(config, own_drafter=own_drafter) or _faster(config)
     groups = replace(config.groups, placement=placement)
     return replace(config, groups=groups if placement == "disaggregated" else _in_one(groups))
 
 
+def _given(config: Config, *, own_drafter: bool) -> Settled | None:
+    """What follows without measuring."""
+    groups, draft = config.groups, config.speculation.draft
+    placement: Settled = "serial"
+    if groups.mode is not None:
+        placement = "disaggregated" if MODES[groups.mode].separate else "serial"
+        reason = f"the mode is {groups.mode}"
+    elif own_drafter:
+        reason = "the drafter is an object of this process"
+    elif groups.draft_address:
+        placement, reason = "disaggregated", "the drafter is on another host"
+    elif draft in ("ngram", "none"):
+        reason = f"guesses by {draft} take no time"
+    else:
+        return None
+    logger.info("placement: %s, because %s", placement, reason)
+    return placement
+
+
 def _in_one(groups: GroupsConfig) -> GroupsConfig:
-    """Without the cores that the drafter would have had in a process of its own."""
-    return replace(groups, draft_devices="")
+    """Without what is said of a drafter in a process of its own."""
+    return replace(groups, draft_devices="", draft_timeout=GroupsConfig().draft_timeout)
 
 
 def serial_rate(costs: Costs, acceptance: float = _ACCEPTANCE) -> float:
@@ -79,22 +102,32 @@ def _expected(length: int, acceptance: float) -> float:
     return sum(acceptance**level for level in range(length + 1))
 
 
-def _faster(config: Config) -> Literal["serial", "disaggregated"]:
+def _faster(config: Config) -> Settled:
     device = resolve_device(config)
-    model, draft = load(config.model), load(config.speculation.draft)
-    target_group, draft_group = groups_of(config, device, separate=True)
-    if not target_group.places or set(target_group.places) & set(draft_group.places):
+    apart = _apart(config, device)
+    if apart is None:
         return "serial"
+    model, draft = load(config.model), load(config.speculation.draft)
     in_one = groups_of(replace(config, groups=_in_one(config.groups)), device, separate=False)
-    together = serial_rate(_measured(config, model, draft, device, *in_one))
-    apart = overlapped_rate(_measured(config, model, draft, device, target_group, draft_group))
-    placement: Literal["serial", "disaggregated"] = (
-        "disaggregated" if apart > together * _PREFER_SERIAL else "serial"
-    )
+    in_turn = serial_rate(_measured(config, model, draft, device, in_one, together=False))
+    at_once = overlapped_rate(_measured(config, model, draft, device, apart, together=True))
+    placement: Settled = "disaggregated" if at_once > in_turn * _PREFER_SERIAL else "serial"
     logger.info(
-        "placement: %s, expected %.1f tokens/s in turn and %.1f at the same time", placement, together, apart
+        "placement: %s, expected %.1f tokens/s in turn and %.1f at the same time", placement, in_turn, at_once
     )
     return placement
+
+
+def _apart(config: Config, device: str) -> Groups | None:
+    """The groups of two processes; None where they would have to share."""
+    try:
+        target, draft = groups_of(config, device, separate=True)
+    except ConfigError:
+        if config.groups.draft_devices:
+            raise
+        return None  # the target was given every core
+    shared = set(target.cores) & set(draft.cores) or set(target.places) & set(draft.places)
+    return (target, draft) if target.places and draft.places and not shared else None
 
 
 def _measured(
@@ -102,30 +135,28 @@ def _measured(
     model: LoadedModel,
     draft: LoadedModel,
     device: str,
-    target_group: DeviceGroup,
-    draft_group: DeviceGroup,
+    groups: Groups,
+    *,
+    together: bool,
 ) -> Costs:
-    """Where the groups differ both are busy while either is measured: they may share more than their cores,
-    such as the memory bus."""
+    """together: both are busy while either is measured, since they may share more than their cores, such as
+    the memory bus."""
     limits = Limits(context_length=2 * _CONTEXT, num_slots=2 * _CONTEXT, max_num_seqs=1)
-    runners = [
-        ModelSetup(each, resolve_precision(dtype, device), device, group, config.exact).runner(
-            limits, limits.context_length
-        )
-        for each, dtype, group in (
-            (model, config.dtype, target_group),
-            (draft, config.speculation.draft_dtype, draft_group),
-        )
-    ]
-    for runner in runners:
-        runner.tables.write(0, 0, range(_CONTEXT))
-        runner.forward([Segment(0, 0, [1] * _CONTEXT, False)])
-    target, drafter = runners
-    apart = target_group != draft_group
-    with _Busy(drafter, apart):
-        costs = tuple(_pass_s(target, guesses) for guesses in range(_GUESSES + 1))
-    with _Busy(target, apart):
-        one = _pass_s(drafter, 0)
+    dtypes = config.dtype, config.speculation.draft_dtype
+    runners = []
+    with ExitStack() as stack:
+        for each, dtype, group in zip((model, draft), dtypes, groups, strict=True):
+            setup = ModelSetup(each, resolve_precision(dtype, device), device, group, config.exact)
+            runner = setup.runner(limits, limits.context_length)
+            stack.callback(runner.close)
+            runner.tables.write(0, 0, range(_CONTEXT))
+            runner.forward([Segment(0, 0, [1] * _CONTEXT, False)])
+            runners.append(runner)
+        target, drafter = runners
+        with _Busy(drafter, together):
+            costs = tuple(_pass_s(target, guesses) for guesses in range(_GUESSES + 1))
+        with _Busy(target, together):
+            one = _pass_s(drafter, 0)
     return Costs(costs, one)
 
 

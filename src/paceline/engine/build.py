@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from paceline.config import Config
+from paceline.config import Config, GroupsConfig, SpeculationConfig
 from paceline.core.drafting import DrafterNeeds
-from paceline.core.engine_core import CoreConfig, EngineCore
-from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.tree_drafter import TreeDrafter
+from paceline.engine.assembly import Draft, Parts, assembled, runs_apart
+from paceline.engine.attachment import Patience
 from paceline.engine.auto_placement import settled
 from paceline.engine.device_groups import DeviceGroup, drafter_group, groups_of
-from paceline.engine.disaggregated import DisaggregatedExecutor
-from paceline.engine.draft_group import DraftGroup, Patience
+from paceline.engine.draft_group import DraftGroup
 from paceline.engine.draft_host import DraftHost, LocalHost, RemoteHost
 from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
-from paceline.engine.engine import About, Engine
-from paceline.engine.executor import Executor, LocalExecutor
+from paceline.engine.engine import Engine
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup, limits_of
-from paceline.engine.modes import Mode, draft_policy, growth_rule, mode_of, most_guesses
+from paceline.engine.modes import Mode, ahead_passes, growth_rule, mode_of, most_guesses
 from paceline.engine.replay import EventLog
 from paceline.errors import ConfigError, shown
 from paceline.execution.target import TargetExecutor
@@ -45,69 +44,61 @@ class Built:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """The drafter, here or in a process of its own; neither = there is none."""
-
-    needs: DrafterNeeds | None = None
-    drafter: Drafter | None = None
-    group: DraftGroup | None = None
-
-
 def build(config: Config, *, drafter: Drafter | None = None, record: Path | None = None) -> Built:
     """Loads the models and wires everything. drafter: one of the caller's own, instead of the configured.
 
-    Raises ConfigError, ModelError, KernelError or EngineError.
+    Raises ConfigError, ModelError, KernelError or EngineError, and leaves nothing running then.
     """
     started = time.perf_counter()
-    config = settled(config)
+    config = settled(config, own_drafter=drafter is not None)
     mode = mode_of(config)
-    separate = mode.separate or config.groups.placement == "disaggregated"
-    _check_draft(config, drafter, separate=separate)
+    separate = runs_apart(config, mode)
+    _check_draft(config, mode, drafter, separate=separate)
     device = resolve_device(config)
     precision = resolve_precision(config.dtype, device)
-    model = load(config.model)
-    target_group, draft_group = groups_of(config, device, separate=separate)
-    target = ModelSetup(model, precision, device, target_group, config.exact)
-    drafts = mode.name != "autoregressive" and (drafter is not None or config.speculation.draft != "none")
-    draft_model = None
-    if drafts and drafter is None and not config.groups.draft_address:
-        draft_model = _draft_setup(config, model, device, draft_group)
-    per_token = target.kv_bytes_per_token + (draft_model.kv_bytes_per_token if draft_model else 0)
-    limits = limits_of(config, model, per_token, device)
-    runner = target.runner(limits, limits.context_length)
-    events: SimpleQueue[Any] = SimpleQueue()
-    draft = _Draft()
-    if drafts and separate:
-        draft = _separate_draft(config, mode, model, limits, draft_group, events)
-    elif drafts:
-        own = drafter or _drafter(config, mode, draft_model, limits, model.vocab_size, model.eos_token_ids)
-        draft = _Draft(own.needs, own)
-    core_config = CoreConfig(
-        limits=limits,
-        vocab_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        prefix_cache=config.scheduler.prefix_cache,
-        drafting=draft_policy(config, mode, draft.needs),
-        placement=OverlappedPlacement() if mode.overlapped else SerialPlacement(),
-    )
-    target_executor = TargetExecutor(runner, model.eos_token_ids)
-    executor: Executor
-    if separate:
-        executor = DisaggregatedExecutor(target_executor, draft.group, events)
-    else:
-        executor = LocalExecutor(target_executor, draft.drafter)
-    log = EventLog(record, core_config) if record is not None else None
-    about = About(
-        model.name,
-        draft.needs.name if draft.needs is not None else "none",
-        time.perf_counter() - started,
-        mode.name,
-        "disaggregated" if separate else "serial",
-    )
-    group = draft.group.stats if draft.group is not None else None
-    engine = Engine(EngineCore(core_config), executor, model.tokenizer, about, log, group)
-    return Built(engine, model, precision, device)
+    with ExitStack() as on_failure:
+        log = EventLog(record) if record is not None else None
+        if log is not None:
+            on_failure.callback(log.close)
+        model = load(config.model)
+        target_group, draft_group = groups_of(config, device, separate=separate)
+        target = ModelSetup(model, precision, device, target_group, config.exact)
+        drafts = mode.name != "autoregressive" and (drafter is not None or config.speculation.draft != "none")
+        draft_model = None
+        if drafts and drafter is None and not config.groups.draft_address:
+            draft_model = _draft_setup(config, model, device, draft_group)
+        per_token = target.kv_bytes_per_token + (draft_model.kv_bytes_per_token if draft_model else 0)
+        limits = limits_of(config, model, per_token, target.free_bytes)
+        runner = target.runner(limits, limits.context_length)
+        on_failure.callback(runner.close)
+        events: SimpleQueue[Any] = SimpleQueue()
+        draft = Draft()
+        if drafts and separate:
+            group = _draft_group(config, mode, model, limits, draft_group, events)
+            on_failure.callback(group.close)
+            draft = Draft(group.start(), group=group)
+        elif drafts:
+            vocab_size, ends = model.vocab_size, model.eos_token_ids
+            own = drafter or _drafter(config, mode, draft_model, limits, vocab_size, ends)
+            draft = Draft(own.needs, own)
+        parts = Parts(
+            config=config,
+            mode=mode,
+            separate=separate,
+            limits=limits,
+            vocab_size=model.vocab_size,
+            eos_token_ids=tuple(model.eos_token_ids),
+            target=TargetExecutor(runner, model.eos_token_ids),
+            draft=draft,
+            events=events,
+            tokenizer=model.tokenizer,
+            model_name=model.name,
+            started=started,
+            log=log,
+        )
+        built = Built(assembled(parts), model, precision, device)
+        on_failure.pop_all()
+    return built
 
 
 def build_drafter(spec: DraftGroupSpec) -> Drafter:
@@ -126,7 +117,8 @@ def build_drafter(spec: DraftGroupSpec) -> Drafter:
 # ---------------------------------------------------------------- checks
 
 
-def _check_draft(config: Config, drafter: object | None, *, separate: bool) -> None:
+def _check_draft(config: Config, mode: Mode, drafter: object | None, *, separate: bool) -> None:
+    groups = config.groups
     if drafter is not None:
         _check_own_drafter(drafter)
         if separate:
@@ -134,14 +126,41 @@ def _check_draft(config: Config, drafter: object | None, *, separate: bool) -> N
                 "draft is an object of this process, and groups.placement wants the drafter in another: give "
                 "a name, or choose placement = serial."
             )
-    if config.groups.draft_address and not separate:
+    if groups.draft_timeout != GroupsConfig().draft_timeout and not separate:
+        raise ConfigError(
+            f"groups.draft_timeout is {groups.draft_timeout:g} but the drafter runs in the target's process, "
+            "where nobody waits for it in vain: choose placement = disaggregated, or leave it out."
+        )
+    if groups.draft_address:
+        _check_address(config, mode, separate=separate)
+    if bool(groups.draft_address) != bool(groups.draft_key_file):
+        raise ConfigError(
+            "groups.draft_address and groups.draft_key_file belong together: give both, or neither."
+        )
+
+
+def _check_address(config: Config, mode: Mode, *, separate: bool) -> None:
+    """What would be ignored is refused: another host's drafter is that host's to choose."""
+    speculation, default = config.speculation, SpeculationConfig()
+    if mode.name == "autoregressive" or speculation.draft == "none":
+        cause = "speculation.draft is none" if speculation.draft == "none" else f"groups.mode is {mode.name}"
+        raise ConfigError(f"groups.draft_address is set but {cause}: leave out one of them.")
+    if not separate:
         raise ConfigError(
             "groups.draft_address is set but the drafter runs in the target's process: choose placement = "
             "disaggregated, or leave it out."
         )
-    if bool(config.groups.draft_address) != bool(config.groups.draft_key_file):
+    for name in ("draft", "draft_dtype"):
+        value = getattr(speculation, name)
+        if value != getattr(default, name):
+            raise ConfigError(
+                f"speculation.{name} is {value} but groups.draft_address is set, where `paceline draft` has "
+                "its own: leave it out, or give it there."
+            )
+    if config.groups.draft_devices:
         raise ConfigError(
-            "groups.draft_address and groups.draft_key_file belong together: give both, or neither."
+            "groups.draft_devices is set but groups.draft_address too: give the cores to `paceline draft` "
+            "there, with --cores, and leave it out here."
         )
 
 
@@ -201,14 +220,15 @@ def _drafter(
     )
 
 
-def _separate_draft(
+def _draft_group(
     config: Config,
     mode: Mode,
     model: LoadedModel,
     limits: Limits,
     group: DeviceGroup,
     events: SimpleQueue[Any],
-) -> _Draft:
+) -> DraftGroup:
+    """Not started yet."""
     settings = config.groups
     spec = DraftGroupSpec(
         config=config,
@@ -217,7 +237,7 @@ def _separate_draft(
         eos_token_ids=tuple(model.eos_token_ids),
         vocabulary=fingerprint(model.tokenizer.vocabulary()) if settings.draft_address else "",
         ahead=mode.ahead,
-        ahead_passes=config.tree.tree_passes or 4,
+        ahead_passes=ahead_passes(config),
         cores=group.cores,
         threads=group.threads,
     )
@@ -226,5 +246,4 @@ def _separate_draft(
         host = RemoteHost(settings.draft_address, Path(settings.draft_key_file))
     else:
         host = LocalHost("paceline.engine.build:build_drafter", group.cores)
-    draft_group = DraftGroup(spec, host, events, Patience(silence_s=settings.draft_timeout))
-    return _Draft(draft_group.start(), group=draft_group)
+    return DraftGroup(spec, host, events, Patience(silence_s=settings.draft_timeout))

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from paceline.engine.draft_messages import MOST_BYTES
+from paceline.engine.draft_messages import MOST_BYTES, MOST_BYTES_TO_ENGINE
 from paceline.errors import ConfigError, EngineError, shown
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -133,12 +134,14 @@ class Listener:
             # Without its authenticator a CURVE server lets every key in: it is there before the port opens.
             self._guard.start()
             self._guard.configure_curve_callback(_DOMAIN, _OnlyThisKey(engine_public))
-            _prepare(self._socket, endpoint)
+            _prepare(self._socket, endpoint, MOST_BYTES)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(secret))
             self._socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
+            with suppress(zmq.ZMQError):  # libzmq before 4.3.2 does not know the option
+                self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
@@ -162,7 +165,7 @@ class Listener:
         return True
 
     def close(self) -> None:
-        self._socket.close(linger=200)  # for a last word, such as why a session was refused
+        self._socket.close(linger=200)  # for a last word, such as why an attachment was refused
         self._guard.stop()
         self._context.term()
 
@@ -181,7 +184,7 @@ class Outlet:
 
     def __init__(self, context: Context, address: Address) -> None:
         self._socket = context.socket(zmq.DEALER)
-        _prepare(self._socket, address.endpoint)
+        _prepare(self._socket, address.endpoint, MOST_BYTES_TO_ENGINE)
         _authenticate(self._socket, address)
         self._socket.connect(address.endpoint)
 
@@ -212,7 +215,7 @@ class Line:
         self.heard_at = time.perf_counter()
         self._failures = 0
         self._socket = context.socket(zmq.DEALER)
-        _prepare(self._socket, address.endpoint)
+        _prepare(self._socket, address.endpoint, MOST_BYTES_TO_ENGINE)
         _authenticate(self._socket, address)
         silence_ms = max(10, int(silence_s * 1000))
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, max(5, silence_ms // 4))
@@ -276,9 +279,10 @@ class Line:
                     self.broken = self.trouble
 
 
-def _prepare(socket: Socket, endpoint: str) -> None:
+def _prepare(socket: Socket, endpoint: str, most_bytes: int) -> None:
+    """most_bytes: of a message that comes in."""
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
     socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.config import Config
-from paceline.engine.machine import num_threads
+from paceline.engine.machine import num_threads, usable_cores
 from paceline.errors import ConfigError, shown
 from paceline.execution.parallel import Place
+
+logger = logging.getLogger(__name__)
+
+_KEYS = ("groups.target_devices", "groups.draft_devices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +55,63 @@ def parse_devices(text: str, key: str, device: str) -> tuple[Place, ...]:
 
 def groups_of(config: Config, device: str, *, separate: bool) -> tuple[DeviceGroup, DeviceGroup]:
     """The target's group and the drafter's. separate: they run at the same time, so that cores which nobody
-    assigned are split: the drafter gets the last one of every four, at least one.
+    assigned are split: the drafter gets the last one of every four, at least one; where one of the two was
+    given its own, the other gets what is left.
 
     Raises ConfigError.
     """
     settings, threads = config.groups, num_threads(config.threads)
-    target, draft = settings.target_devices, settings.draft_devices
-    if draft and not separate:
-        raise ConfigError(
-            "groups.draft_devices is set but the drafter runs in the target's process: choose placement = "
-            "disaggregated, or leave it out."
-        )
-    if separate and device == "cpu" and not target and not draft and not settings.draft_address:
-        cores = sorted(os.sched_getaffinity(0))[:threads]
-        share = max(1, len(cores) // 4)
-        if len(cores) > 1:
-            return _pinned(cores[:-share]), _pinned(cores[-share:])
-    return _group(target, "groups.target_devices", device, threads), _group(
-        draft, "groups.draft_devices", device, threads
+    if not separate:
+        if settings.draft_devices:
+            raise ConfigError(
+                "groups.draft_devices is set but the drafter runs in the target's process: choose placement "
+                "= disaggregated, or leave it out."
+            )
+        target = _group(settings.target_devices, _KEYS[0], device, threads)
+        return target, _in_one_rank(target)
+    target, draft = (
+        _group(text, key, device, threads)
+        for text, key in zip((settings.target_devices, settings.draft_devices), _KEYS, strict=True)
     )
+    if device != "cpu" or settings.draft_address or not _has_drafter(config):
+        return target, draft
+    if not target.places and not draft.places:
+        cores = usable_cores()[:threads]
+        share = max(1, len(cores) // 4)
+        return (_pinned(cores[:-share]), _pinned(cores[-share:])) if len(cores) > 1 else (target, draft)
+    if not draft.places:
+        return target, _rest(target, _KEYS[0], "drafter", threads)
+    if not target.places:
+        return _rest(draft, _KEYS[1], "target", threads), draft
+    if both := sorted(set(target.cores) & set(draft.cores)):
+        logger.warning(
+            "target and drafter have the cores %s in common: they will wait for each other there",
+            ", ".join(map(str, both)),
+        )
+    return target, draft
+
+
+def _has_drafter(config: Config) -> bool:
+    return config.speculation.draft != "none" and config.groups.mode != "autoregressive"
+
+
+def _in_one_rank(group: DeviceGroup) -> DeviceGroup:
+    """A drafter of the target's process, with all that the target has: they take turns."""
+    if len(group.places) <= 1:
+        return group
+    place = Place(group.cores, group.places[0].device)
+    return DeviceGroup((place,), group.threads)
+
+
+def _rest(given: DeviceGroup, key: str, other: str, threads: int) -> DeviceGroup:
+    """The cores that `given` leaves, for the other group, within the number of threads."""
+    left = [core for core in usable_cores() if core not in given.cores]
+    if not left:
+        raise ConfigError(
+            f"{key} has all the cores that this process may use, and leaves none for the {other}: give it "
+            "fewer, or choose placement = serial."
+        )
+    return _pinned(left[: max(1, threads - len(given.cores))])
 
 
 def drafter_group(config: Config, device: str, cores: Sequence[int]) -> DeviceGroup:
@@ -79,7 +121,7 @@ def drafter_group(config: Config, device: str, cores: Sequence[int]) -> DeviceGr
     """
     if cores and not config.groups.draft_devices:
         return _pinned(list(cores))
-    return _group(config.groups.draft_devices, "groups.draft_devices", device, num_threads(config.threads))
+    return _group(config.groups.draft_devices, _KEYS[1], device, num_threads(config.threads))
 
 
 def _group(text: str, key: str, device: str, threads: int) -> DeviceGroup:
@@ -103,10 +145,10 @@ def _numbers(part: str, text: str, key: str) -> list[int]:
 
 
 def _check_cores(cores: list[int], text: str, key: str) -> None:
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    missing = sorted(set(cores) - usable)
+    usable = usable_cores()
+    missing = sorted(set(cores) - set(usable))
     if missing:
         raise ConfigError(
             f"{key} is {shown(text)}: this process may not use core {missing[0]}; its cores are "
-            f"{', '.join(map(str, sorted(usable)))}."
+            f"{', '.join(map(str, usable))}."
         )

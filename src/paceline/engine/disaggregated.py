@@ -3,8 +3,6 @@ may be on another host (SwiftSpec, arXiv 2506.11309)."""
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -26,13 +24,13 @@ from paceline.core.work import (
     WaitUntil,
     Work,
 )
+from paceline.engine import quiet_process
 from paceline.engine.draft_group import DraftGroup
 from paceline.engine.executor import Target
+from paceline.execution import interrupts
 
-_GC_OBJECTS = 50_000
-_SWITCH_S = 0.0005
-"""How long a thread that is handling an event may keep the target's from going on once its native pass is
-over (sys.setswitchinterval); Python's own 5 ms are as long as a pass."""
+_LOOK_S = 0.1
+"""How long Ctrl-C may wait for `poll` to notice it."""
 
 
 class _Raised:
@@ -58,13 +56,8 @@ class DisaggregatedExecutor:
         self._running: set[int] = set()  # steps submitted, neither answered nor given up
         self._round: int | None = None  # the same, of a round of guesses
         self._wait_until: float | None = None
-        self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch_s, _SWITCH_S))
-        # What was loaded stays, and what a step makes dies without the collector (no cycles): looking for
-        # garbage more seldom keeps it from holding a pass up for milliseconds.
-        gc.freeze()
-        self._gc_thresholds = gc.get_threshold()
-        gc.set_threshold(max(_GC_OBJECTS, self._gc_thresholds[0]), *self._gc_thresholds[1:])
+        self._quiet = True
+        quiet_process.enter()
         self._thread = threading.Thread(target=self._run_target, name="paceline-target", daemon=True)
         self._thread.start()
 
@@ -90,24 +83,23 @@ class DisaggregatedExecutor:
                 self._work.put(work)
 
     def _tell_drafter(self, work: GrowDrafts | AdvanceDrafts | Release) -> None:
-        if self._group is None:
-            return
-        self._group.submit(work)
-        if isinstance(work, GrowDrafts) and self._group.attached:
+        sent = self._group is not None and self._group.submit(work)
+        if isinstance(work, GrowDrafts):
             self._round = work.round
+            if not sent:  # the core may not have heard yet that nobody is there
+                self._events.put(DraftDone(work.round, ()))
 
-    def poll(self, timeout: float | None = None) -> Event | None:
-        """The next event, waited for up to `timeout` seconds, by default for as long as something under way
-        will bring one; else None. Raises what the target raised."""
-        deadline = None if timeout is None else time.perf_counter() + timeout
+    def poll(self) -> Event | None:
+        """The next event, waited for as long as something under way will bring one; else None, also where
+        SIGINT waits (`execution.interrupts`). Raises what the target raised."""
         while True:
             try:
-                found = self._events.get(*self._patience(deadline))
+                found = self._events.get(*self._patience())
             except Empty:
                 if self._wait_until is not None and time.perf_counter() >= self._wait_until:
                     self._wait_until = None
                     return WaitOver()
-                if not self._promised or (deadline is not None and time.perf_counter() >= deadline):
+                if not self._promised or interrupts.pending():
                     return None
                 continue
             if isinstance(found, _Raised):
@@ -117,15 +109,14 @@ class DisaggregatedExecutor:
             elif (event := self._noted(found)) is not None:
                 return event
 
-    def _patience(self, deadline: float | None) -> tuple[bool, float | None]:
+    def _patience(self) -> tuple[bool, float]:
         """Arguments of `get`: whether to wait, and how long."""
-        ends = [end for end in (deadline, self._wait_until) if end is not None]
-        if not self._promised and deadline is None:
-            return False, None
-        if not ends:
-            return True, None
-        wait_s = min(ends) - time.perf_counter()
-        return wait_s > 0, max(wait_s, 0.0)
+        if not self._promised or interrupts.pending():
+            return False, 0.0
+        if self._wait_until is None:
+            return True, _LOOK_S
+        wait_s = self._wait_until - time.perf_counter()
+        return wait_s > 0, min(max(wait_s, 0.0), _LOOK_S)
 
     def _noted(self, event: Event) -> Event | None:
         """The event, unless it answers what was given up."""
@@ -158,15 +149,18 @@ class DisaggregatedExecutor:
 
     def close(self) -> None:
         """Waits for the pass that is under way. May be called twice."""
-        if self._thread.is_alive():
-            self.forget_queued()
-            self._work.put(None)
-            self._thread.join()
-            self._target.close()
-            sys.setswitchinterval(self._switch_s)
-            gc.set_threshold(*self._gc_thresholds)
-        if self._group is not None:
-            self._group.close()
+        try:
+            if self._thread.is_alive():
+                self.forget_queued()
+                self._work.put(None)
+                self._thread.join()
+                self._target.close()
+        finally:
+            if self._quiet:
+                self._quiet = False
+                quiet_process.leave()
+            if self._group is not None:
+                self._group.close()
 
     # ------------------------------------------------------------ the target's thread
 

@@ -26,10 +26,12 @@ from paceline.core.work import (
     NodesDrafted,
     Release,
 )
-from paceline.engine.channel import Address, Context, Line, Outlet
-from paceline.engine.draft_host import DraftHost
+from paceline.engine.attachment import Attachment, Patience
+from paceline.engine.channel import Address, Context, Line
+from paceline.engine.draft_host import DraftHost, RemoteHost
 from paceline.engine.draft_messages import (
     FOR_ENGINE,
+    MOST_BYTES_TO_ENGINE,
     Beat,
     Bye,
     Codec,
@@ -37,7 +39,6 @@ from paceline.engine.draft_messages import (
     Fault,
     Hello,
     Malformed,
-    Ping,
     Ready,
     Refused,
 )
@@ -46,39 +47,21 @@ from paceline.errors import EngineError, PacelineError
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_PING_S = 0.5
-_DEAF_BEATS = 20
+_ASK_AGAIN_S = 0.5
 _OTHER_ENGINE_S = 15.0
 """A worker gives an engine up that has been silent for less than this."""
 _MOST_WAITING = 4096
 """Events not yet taken by the engine; a worker that makes more is not working for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds. silence_s: without a sign of life, after which a worker is lost; one that loads, or says that
-    it reads a long prompt, need only be alive as a process.  load_s: until it is ready.  revive_s: that a
-    process of ours which hung has to come back before it is replaced.  first_pause_s, last_pause_s: between
-    attempts to get a worker back, doubled from one to the next.  settled_s: of service after which the next
-    loss begins with the first pause again."""
-
-    silence_s: float = 2.0
-    load_s: float = 600.0
-    revive_s: float = 15.0
-    first_pause_s: float = 0.1
-    last_pause_s: float = 30.0
-    settled_s: float = 60.0
-
-
 @dataclass(slots=True)
 class DraftGroupStats:
     """losses: of the worker.  joins: since the first.  busy_s, up_s: seconds that the drafter worked, and
-    that a worker was there, up to its last sign of life.  dropped: work for a worker that was not there.
-    last_loss: why the worker was lost the last time."""
+    that a worker was there, up to its last sign of life.  last_loss: why the worker was lost the last time.
+    """
 
     losses: int = 0
     joins: int = 0
-    dropped: int = 0
     busy_s: float = 0.0
     up_s: float = 0.0
     last_loss: str = ""
@@ -87,57 +70,6 @@ class DraftGroupStats:
     def idle_share(self) -> float | None:
         """Share of its time that the worker had nothing to do."""
         return 1.0 - self.busy_s / self.up_s if self.up_s > 0 else None
-
-
-class _Attachment:
-    """One session with a worker: a line that this side's thread watches, an outlet for the engine's."""
-
-    def __init__(self, context: Context, address: Address, codec: Codec, silence_s: float) -> None:
-        self.session = secrets.randbits(62)
-        self.line = Line(context, address, silence_s)
-        self.sent = 0
-        self.allow_s = 0.0
-        self.began = time.perf_counter()
-        self.beat = Beat(0.0, 0, 0.0, 0.0)
-        self._context, self._address, self._codec = context, address, codec
-        self._outlet: Outlet | None = None
-        self._pinged_at = self.began
-        self._awaited = self._beats_since = 0
-
-    def open(self) -> None:
-        self._outlet = Outlet(self._context, self._address)
-
-    def tell(self, message: Any) -> None:
-        """Beside the work: a greeting, a sign of life."""
-        self.line.send(self._codec.encode(message, self.session))
-
-    def submit(self, work: GrowDrafts | AdvanceDrafts | Release) -> None:
-        """Whatever is not sent is missed by number, which ends the session."""
-        assert self._outlet is not None
-        self._outlet.send(self._codec.encode(work, self.session, self.sent))
-        self.sent += 1
-
-    def shut_outlet(self) -> None:
-        if self._outlet is not None:
-            self._outlet.close()
-
-    def ping(self) -> None:
-        now = time.perf_counter()
-        if now - self._pinged_at >= _PING_S:
-            self._pinged_at = now
-            self.tell(Ping())
-
-    def take(self, beat: Beat) -> None:
-        self.beat, self.allow_s = beat, beat.allow_s
-        if beat.received >= self._awaited:
-            self._awaited, self._beats_since = self.sent, 0
-        else:
-            self._beats_since += 1
-
-    @property
-    def deaf(self) -> bool:
-        """Whether the worker talks on and on without taking in what was sent."""
-        return self._beats_since >= _DEAF_BEATS
 
 
 class DraftGroup:
@@ -155,18 +87,21 @@ class DraftGroup:
         patience: Patience | None = None,
     ) -> None:
         self.stats = DraftGroupStats()
+        spec = spec.abroad() if isinstance(host, RemoteHost) else spec
         self._hello = Hello(secrets.randbits(62), msgspec.Raw(msgspec.msgpack.encode(spec)))
         self._host = host
         self._events = events
         self._patience = patience or Patience()
-        self._codec = Codec(FOR_ENGINE)
+        self._codec = Codec(FOR_ENGINE, MOST_BYTES_TO_ENGINE)
         self._context: Context = zmq.Context()
         self._first: Future[DrafterNeeds] = Future()
         self._needs: DrafterNeeds | None = None
         self._address: Address | None = None
-        self._current: _Attachment | None = None
-        self._joining: deque[_Attachment] = deque()
+        self._current: Attachment | None = None
+        self._joining: deque[Attachment] = deque()
         self._closing = threading.Event()
+        self._failures = 0  # attempts in a row to have the worker back
+        self._causes: set[str] = set()
         # The kernel ties a child to the thread that started it, so one thread keeps the worker for life.
         self._thread = threading.Thread(target=self._run, name="paceline-draft-group", daemon=True)
 
@@ -186,15 +121,9 @@ class DraftGroup:
         self._current = self._joining.popleft()
         return needs
 
-    @property
-    def attached(self) -> bool:
-        return self._current is not None
-
-    def submit(self, work: GrowDrafts | AdvanceDrafts | Release) -> None:
-        if self._current is not None:
-            self._current.submit(work)
-        else:
-            self.stats.dropped += 1
+    def submit(self, work: GrowDrafts | AdvanceDrafts | Release) -> bool:
+        """False when it goes nowhere: a GrowDrafts is then never answered."""
+        return self._current is not None and self._current.submit(work)
 
     def turn_to(self, event: DrafterLost | DrafterJoined) -> None:
         if self._current is not None:
@@ -252,25 +181,22 @@ class DraftGroup:
         logger.warning("%s %s; decoding goes on without it until it is back", self._host.name, reason)
         self._events.put(DrafterLost(reason))
 
-    def _attach(self) -> _Attachment | None:
-        """A session whose worker is ready; None where there is none, and `start` is told the cause."""
+    def _attach(self) -> Attachment | None:
+        """An attachment whose worker is ready; None where there is none, and `start` is told the cause."""
         attachment = None
         try:
             before, address = self._address, self._host.ensure()
             self._address = address
-            attachment = _Attachment(self._context, address, self._codec, self._patience.silence_s)
+            attachment = Attachment(self._context, address, self._codec, self._patience.silence_s)
             attachment.tell(self._hello)
             load_s = self._patience.revive_s if address is before else self._patience.load_s
             needs = self._await_ready(attachment, load_s)
-        except PacelineError as error:
+        except (PacelineError, OSError, zmq.ZMQError) as error:
             if attachment is not None:
                 attachment.line.close()
-            if not self._first.done():
-                self._first.set_exception(error)
-            else:
-                logger.debug("not back yet: %s", error)
-                self._host.end()
+            self._not_attached(error)
             return None
+        self._failures, self._causes = 0, set()
         attachment.open()
         self._joining.append(attachment)
         if self._first.done():
@@ -282,7 +208,21 @@ class DraftGroup:
             self._first.set_result(needs)
         return attachment
 
-    def _await_ready(self, attachment: _Attachment, load_s: float) -> DrafterNeeds:
+    def _not_attached(self, error: PacelineError | OSError | zmq.ZMQError) -> None:
+        """At the start `start` raises it. Later it is tried again, and each cause is told once: not that of
+        the first attempt, which a process that just died or hangs may spoil."""
+        if not isinstance(error, PacelineError):
+            error = EngineError(f"{self._host.name} cannot be started: {error.strerror or error}.")
+        if not self._first.done():
+            self._first.set_exception(error)
+            return
+        self._failures += 1
+        if self._failures > 1 and str(error) not in self._causes and not self._closing.is_set():
+            self._causes.add(str(error))
+            logger.warning("%s is not back, and is tried again: %s", self._host.name, error)
+        self._host.end()
+
+    def _await_ready(self, attachment: Attachment, load_s: float) -> DrafterNeeds:
         """load_s: until it must have given a sign of life.
 
         Raises PacelineError with the reason why it does not become ready.
@@ -304,14 +244,15 @@ class DraftGroup:
                     f"{name} cannot be reached: {line.trouble or 'nobody listens there'}. Start `paceline "
                     "draft` there, or correct the address."
                 )
-            if waited > (self._patience.load_s if attachment.allow_s else load_s):
-                raise EngineError(f"{name} was not ready within {waited:.0f} s.")
+            limit_s = self._patience.load_s if attachment.allow_s else load_s
+            if waited > limit_s:
+                raise EngineError(f"{name} was not ready within {limit_s:g} s.")
         raise EngineError("the engine is being closed.")
 
-    def _refused(self, attachment: _Attachment, refused: Refused) -> None:
+    def _refused(self, attachment: Attachment, refused: Refused) -> None:
         """Asks again where the other engine may just have ended without a word; else raises."""
         if refused.busy and time.perf_counter() - attachment.began < _OTHER_ENGINE_S:
-            self._closing.wait(_PING_S)
+            self._closing.wait(_ASK_AGAIN_S)
             attachment.tell(self._hello)
             return
         kind = getattr(errors, refused.error, EngineError)
@@ -319,15 +260,15 @@ class DraftGroup:
             kind = EngineError
         raise kind(f"{self._host.name}: {refused.reason}")
 
-    def _read(self, attachment: _Attachment) -> list[Any]:
-        """Messages of this session. Raises EngineError for one that is none."""
+    def _read(self, attachment: Attachment) -> list[Any]:
+        """Messages of this attachment. Raises EngineError for one that is none."""
         messages = []
         for frame in attachment.line.receive(_POLL_S):
             try:
-                session, _, message = self._codec.decode(frame)
+                number, _, message = self._codec.decode(frame)
             except Malformed as problem:
                 raise EngineError(f"sent {problem}") from None
-            if session != attachment.session:
+            if number != attachment.number:
                 continue
             if isinstance(message, Beat):
                 attachment.take(message)
@@ -335,7 +276,7 @@ class DraftGroup:
                 messages.append(message)
         return messages
 
-    def _serve(self, attachment: _Attachment) -> str | None:
+    def _serve(self, attachment: Attachment) -> str | None:
         """Passes on what the worker says for as long as it can be trusted to; why no longer, None when this
         side is closed."""
         before = replace(self.stats)
@@ -347,6 +288,8 @@ class DraftGroup:
             for message in messages:
                 if isinstance(message, Fault):
                     return f"failed: {message.reason}"
+                if isinstance(message, DraftDone) and not attachment.is_answer(message):
+                    return f"answers round {message.round}, which it was not asked for"
                 if isinstance(message, DraftDone | NodesDrafted):
                     self._events.put(message)
             self.stats.busy_s = before.busy_s + attachment.beat.busy_s
@@ -363,7 +306,7 @@ class DraftGroup:
             return ended
         return f"cannot be used: {line.broken}" if line.broken is not None else None
 
-    def _problem(self, attachment: _Attachment) -> str | None:
+    def _problem(self, attachment: Attachment) -> str | None:
         line = attachment.line
         if (gone := self._gone(line)) is not None:
             return gone
@@ -371,8 +314,8 @@ class DraftGroup:
         silent_s = time.perf_counter() - line.heard_at
         if silent_s > limit_s:
             return f"has given no sign of life for {silent_s:.1f} s"
-        if attachment.deaf:
-            return "does not receive what it is sent"
+        if attachment.problem is not None:
+            return attachment.problem
         if self._events.qsize() > _MOST_WAITING:
             return f"floods the engine: more than {_MOST_WAITING} messages wait"
         return None

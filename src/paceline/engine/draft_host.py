@@ -58,10 +58,6 @@ class LocalHost:
         self._folder = ""
         self._address: Address | None = None
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
     def ensure(self) -> Address:
         if self._process is not None and self._process.poll() is None and self._address is not None:
             return self._address

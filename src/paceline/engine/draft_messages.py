@@ -5,21 +5,29 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import isfinite
 from typing import Any, Literal
 
 import msgspec
 
 from paceline import __version__
-from paceline.config import Config
+from paceline.config import Config, GroupsConfig, SpeculationConfig
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.scheduler import Limits
 from paceline.core.work import AdvanceDrafts, DraftDone, GrowDrafts, NodesDrafted, Release
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change of a message that crosses; both sides must speak the same."""
 
 MOST_BYTES = 64 * 2**20
-"""Of one message: above what re-announcing a full batch of long contexts takes."""
+"""Of one message to a worker: above what re-announcing a full batch of long contexts takes."""
+MOST_BYTES_TO_ENGINE = 2**20
+"""Of one message to an engine: some sixty thousand nodes, far more than a pass grows."""
+MOST_ALLOWED_S = 120.0
+"""Seconds that loading, the first passes and the reading of prompts may keep a worker's loop from giving a
+sign; whatever it promises beyond is not believed."""
+_MOST_CHARACTERS = 2000
 
 _PADDING_TOKEN = re.compile(r"\[PAD\d*\]")
 """What llama.cpp's converter fills a vocabulary up with."""
@@ -47,13 +55,23 @@ class DraftGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...] = ()
     threads: int = 0
 
+    def abroad(self) -> DraftGroupSpec:
+        """For another host: without what that host decides for itself, and what it need not know."""
+        config, default = self.config, SpeculationConfig()
+        speculation = msgspec.structs.replace(
+            config.speculation, draft=default.draft, draft_dtype=default.draft_dtype
+        )
+        groups = GroupsConfig(placement=config.groups.placement, mode=config.groups.mode)
+        kept = Config(exact=config.exact, speculation=speculation, tree=config.tree, groups=groups)
+        return msgspec.structs.replace(self, config=kept, cores=(), threads=0)
+
 
 # ---------------------------------------------------------------- engine to worker
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Begins a session: the worker forgets what it knew. The spec is read only once `protocol` is known to
-    be ours. engine: the same in all sessions of one engine, which may replace a session of its own."""
+    """Begins an attachment: the worker forgets what it knew. The spec is read only once `protocol` is known
+    to be ours. engine: the same in all attachments of one engine, which may replace one of its own."""
 
     engine: int
     spec: msgspec.Raw
@@ -66,7 +84,7 @@ class Ping(msgspec.Struct, frozen=True):
 
 
 class Bye(msgspec.Struct, frozen=True):
-    """Ends the session."""
+    """Ends the attachment."""
 
 
 # ---------------------------------------------------------------- worker to engine
@@ -79,7 +97,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """No session. error: name of a class in `paceline.errors`. busy: another engine has the worker."""
+    """No attachment. error: name of a class in `paceline.errors`. busy: another engine has the worker."""
 
     error: str
     reason: str
@@ -88,7 +106,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 class Beat(msgspec.Struct, frozen=True):
     """The worker's loop is alive. allow_s: how long it may be silent from here on.  received: number of the
-    last packet of work taken in.  busy_s, up_s: seconds of work, and of the session, so far."""
+    last packet of work taken in.  busy_s, up_s: seconds of work, and of the attachment, so far."""
 
     allow_s: float
     received: int
@@ -97,7 +115,7 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """The drafter failed, or what arrived cannot be followed: the session is over."""
+    """The drafter failed, or what arrived cannot be followed: the attachment is over."""
 
     reason: str
 
@@ -106,11 +124,11 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):
-    """session: named by the engine with its Hello; whatever carries another is dropped.
-    number: of work, counted from 0 within the session, so that a lost packet is noticed."""
+    """attachment: named by the engine with its Hello; whatever carries another is dropped.
+    number: of work, counted from 0 within the attachment, so that a lost packet is noticed."""
 
     kind: str
-    session: int
+    attachment: int
     number: int
     body: msgspec.Raw
 
@@ -120,31 +138,68 @@ class Malformed(Exception):
 
 
 class Codec:
-    """Reads the kinds that one side may be sent, and writes any."""
+    """Reads the kinds that one side may be sent, in frames of up to `most_bytes`, and writes any."""
 
-    def __init__(self, kinds: Iterable[type[Any]]) -> None:
+    def __init__(self, kinds: Iterable[type[Any]], most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._packets = msgspec.msgpack.Decoder(Packet)
         self._bodies = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in kinds}
 
-    def encode(self, message: Any, session: int, number: int = 0) -> bytes:
+    def encode(self, message: Any, attachment: int, number: int = 0) -> bytes:
         body = msgspec.Raw(self._encoder.encode(message))
-        return self._encoder.encode(Packet(type(message).__name__, session, number, body))
+        return self._encoder.encode(Packet(type(message).__name__, attachment, number, body))
 
     def decode(self, frame: bytes) -> tuple[int, int, Any]:
-        """(session, number, message). Raises Malformed, whatever the bytes."""
-        if len(frame) > MOST_BYTES:
+        """(attachment, number, message). Raises Malformed, whatever the bytes."""
+        if len(frame) > self._most_bytes:
             raise Malformed(f"a message of {len(frame)} bytes")
         try:
             packet = self._packets.decode(frame)
             decoder = self._bodies.get(packet.kind)
             if decoder is None:
                 raise Malformed(f"a message of the unknown kind {packet.kind[:40]!r}")
-            return packet.session, packet.number, decoder.decode(packet.body)
+            return packet.attachment, packet.number, _taken_in(decoder.decode(packet.body))
         except Malformed:
             raise
-        except Exception as error:  # noqa: BLE001 - fields are checked by their own classes, which raise theirs
-            raise Malformed(f"a message that cannot be read ({type(error).__name__}: {error})") from None
+        # Fields are checked by their own classes, which raise their own errors.
+        except Exception as error:  # noqa: BLE001
+            cause = printable(f"{type(error).__name__}: {error}")
+            raise Malformed(f"a message that cannot be read ({cause})") from None
+
+
+def _taken_in(message: Any) -> Any:
+    """The message with texts that are safe to show. Raises Malformed for numbers that would not survive a
+    recording (JSON has neither infinity nor NaN), or that make no sense of a time."""
+    match message:
+        case Ready(needs=needs):
+            return Ready(replace(needs, name=printable(needs.name)))
+        case Refused() | Fault():
+            return msgspec.structs.replace(message, reason=printable(message.reason))
+        case Beat():
+            _check_seconds(message.allow_s, message.busy_s, message.up_s)
+        case DraftDone():
+            _check_seconds(message.seconds)
+            _check_scores(score for each in message.proposals for score in each.scores)
+        case NodesDrafted():
+            _check_seconds(message.seconds)
+            _check_scores(score for each in message.grown for score in each.scores)
+    return message
+
+
+def printable(text: str) -> str:
+    """A peer's text without what a terminal would obey, and of bounded length."""
+    return "".join(sign if sign.isprintable() else " " for sign in text[:_MOST_CHARACTERS])
+
+
+def _check_seconds(*numbers: float) -> None:
+    if not all(isfinite(number) and number >= 0 for number in numbers):
+        raise Malformed(f"a message with the seconds {', '.join(map(str, numbers))}")
+
+
+def _check_scores(scores: Iterable[float]) -> None:
+    if not all(map(isfinite, scores)):
+        raise Malformed("a message with a score that is not finite")
 
 
 FOR_WORKER: tuple[type[Any], ...] = (Hello, Ping, Bye, GrowDrafts, AdvanceDrafts, Release)

@@ -41,22 +41,21 @@ class DraftServer:
     def _make(self, spec: DraftGroupSpec) -> Drafter:
         if self._vocabulary and spec.vocabulary and spec.vocabulary != self._vocabulary:
             raise ModelError(
-                f"target and draft have different vocabularies: it serves {self._own.speculation.draft}, the "
-                f"engine has {spec.config.model}. Choose a draft model of the target's own family."
+                f"target and draft have different vocabularies: it serves {self._own.speculation.draft}. "
+                "Choose a draft model of the target's own family."
             )
         return build_drafter(hosted(spec, self._own))
 
 
 def hosted(spec: DraftGroupSpec, own: Config) -> DraftGroupSpec:
     """The engine's wishes, on this host's terms."""
+    spec = spec.abroad()
     theirs = spec.config
     speculation = msgspec.structs.replace(
         theirs.speculation, draft=own.speculation.draft, draft_dtype=own.speculation.draft_dtype
     )
-    groups = msgspec.structs.replace(
-        theirs.groups, draft_devices=own.groups.draft_devices, target_devices="", draft_key_file=""
-    )
+    groups = msgspec.structs.replace(theirs.groups, draft_devices=own.groups.draft_devices)
     config = msgspec.structs.replace(
         theirs, speculation=speculation, groups=groups, device=own.device, threads=own.threads
     )
-    return msgspec.structs.replace(spec, config=config, cores=(), threads=own.threads)
+    return msgspec.structs.replace(spec, config=config, threads=own.threads)

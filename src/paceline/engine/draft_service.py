@@ -23,6 +23,17 @@ from paceline.engine.draft_messages import AheadMode
 DraftWork = GrowDrafts | AdvanceDrafts | Release
 
 _LONG_READ_TOKENS = 64
+_LEAST_SCORE = -1e30
+_MOST_AHEAD = 256
+"""Nodes that a drafter which only answers is asked for ahead: as many as one verification may hold."""
+
+
+def proposals_of(drafter: Drafter, items: Sequence[DraftItem]) -> tuple[Proposal, ...]:
+    """What `grow` answers, in plain types. Raises TypeError where it is something else than proposals."""
+    proposals = list(drafter.grow(items))
+    if not all(isinstance(proposal, Proposal) for proposal in proposals):
+        raise TypeError("grow must return Proposals")
+    return tuple(filter(None, map(plain, proposals)))
 
 
 class DraftService:
@@ -61,10 +72,7 @@ class DraftService:
         self.reading = is_long(work) or self.reading
         match work:
             case GrowDrafts():
-                proposals = list(self._drafter.grow(work.items))
-                if not all(isinstance(proposal, Proposal) for proposal in proposals):
-                    raise TypeError("grow must return Proposals")
-                answer = tuple(filter(None, map(plain, proposals)))
+                answer = proposals_of(self._drafter, work.items)
                 self._note(work.items)
                 self._passes_left = self._passes_per_answer
             case AdvanceDrafts():
@@ -91,7 +99,7 @@ class DraftService:
         elif not self._sends:
             self._passes_left -= 1
         seconds = self._count(started, guessed=grown != [])
-        return NodesDrafted(tuple(grown), seconds) if grown and self._sends else None
+        return NodesDrafted(tuple(map(_bounded, grown)), seconds) if grown and self._sends else None
 
     def reset(self) -> None:
         """As before the first message."""
@@ -129,7 +137,7 @@ class StreamedProposals:
         silent = []
         for item in map(self._whole, items):
             if item.max_nodes > 0:
-                self._waiting[item.request_id] = item
+                self._waiting[item.request_id] = replace(item, max_nodes=min(item.max_nodes, _MOST_AHEAD))
             else:
                 silent.append(item)
         if silent:
@@ -171,6 +179,11 @@ class StreamedProposals:
             tuple(first + parent if parent >= 0 else -proposal.num_tokens for parent in proposal.parents),
             proposal.scores or (0.0,) * len(proposal.tokens),
         )
+
+
+def _bounded(nodes: DraftNodes) -> DraftNodes:
+    """A candidate that is out of the question may have the score -inf, which no recording can hold."""
+    return replace(nodes, scores=tuple(max(score, _LEAST_SCORE) for score in nodes.scores))
 
 
 def is_long(work: DraftWork) -> bool:

@@ -27,6 +27,7 @@ from paceline.drafters.base import Drafter
 from paceline.engine.channel import Listener
 from paceline.engine.draft_messages import (
     FOR_WORKER,
+    MOST_ALLOWED_S,
     PROTOCOL,
     Beat,
     Bye,
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 DrafterFactory = Callable[[DraftGroupSpec], Drafter]
 
 BEAT_S = 0.25
-PATIENCE_S = 120.0
-"""How long loading, the first passes and the reading of prompts may keep the loop from giving a sign."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ENGINE_SILENCE_S = 10.0
 """After which an engine that says nothing is gone, and the next may have the worker."""
@@ -66,7 +65,7 @@ class Start(msgspec.Struct, frozen=True):
     parent: int
 
 
-class _Session:
+class _Attachment:
     """One engine's, from its Hello on."""
 
     def __init__(self, address: bytes, number: int, engine: int, service: DraftService) -> None:
@@ -82,7 +81,7 @@ class DraftWorker:
         self._listener = listener
         self._factory = factory
         self._codec = Codec(FOR_WORKER)
-        self._session: _Session | None = None
+        self._attachment: _Attachment | None = None
         self._built: tuple[DraftGroupSpec, Drafter] | None = None
         self._beat_at = self._told_s = 0.0
         self._complained = False
@@ -93,31 +92,31 @@ class DraftWorker:
             self.turn()
 
     def turn(self) -> None:
-        session = self._session
-        idle = session is None or not session.service.wants_work
+        attachment = self._attachment
+        idle = attachment is None or not attachment.service.wants_work
         frames = self._listener.receive(BEAT_S if idle else 0.0)
         work = self._sort(frames)
-        session = self._session
-        if session is None:
+        attachment = self._attachment
+        if attachment is None:
             return
-        if time.perf_counter() - session.heard_at > _ENGINE_SILENCE_S:
+        if time.perf_counter() - attachment.heard_at > _ENGINE_SILENCE_S:
             self._end()
             return
         try:
-            self._work(session, work)
+            self._work(attachment, work)
         except Exception as error:
-            logger.exception("the drafter failed; it is made anew for the next session")
+            logger.exception("the drafter failed; it is made anew for the next attachment")
             self._built = None
             self._end(Fault(f"{type(error).__name__}: {error}"))
             return
-        settled = self._told_s == PATIENCE_S and session.service.settled
+        settled = self._told_s == MOST_ALLOWED_S and attachment.service.settled
         if settled or time.perf_counter() - self._beat_at >= BEAT_S:
-            self._beat(session)
+            self._beat(attachment)
 
     # ------------------------------------------------------------ messages
 
     def _sort(self, frames: Iterable[tuple[bytes, bytes]]) -> list[DraftWork]:
-        """Sees to sessions at once; what is left is the present session's work."""
+        """Sees to attachments at once; what is left is the present attachment's work."""
         work: list[DraftWork] = []
         for address, frame in frames:
             try:
@@ -131,24 +130,24 @@ class DraftWorker:
                 if self._hello(address, number, message):
                     work = []
                 continue
-            session = self._session
-            if session is None or number != session.number:
+            attachment = self._attachment
+            if attachment is None or number != attachment.number:
                 continue
-            session.heard_at = time.perf_counter()
+            attachment.heard_at = time.perf_counter()
             if isinstance(message, Bye):
                 self._end()
             elif not isinstance(message, Ping):
-                if at != session.expected:
-                    self._end(Fault(f"message {session.expected} was lost on the way"))
+                if at != attachment.expected:
+                    self._end(Fault(f"message {attachment.expected} was lost on the way"))
                     continue
-                session.expected += 1
+                attachment.expected += 1
                 work.append(message)
-        return work if self._session is not None else []
+        return work if self._attachment is not None else []
 
     def _hello(self, address: bytes, number: int, hello: Hello) -> bool:
-        """Whether a new session began."""
-        session = self._session
-        if session is not None and session.engine != hello.engine:
+        """Whether a new attachment began."""
+        attachment = self._attachment
+        if attachment is not None and attachment.engine != hello.engine:
             self._refuse(address, number, Refused("EngineError", "it works for another engine", busy=True))
             return False
         self._end()
@@ -160,7 +159,7 @@ class DraftWorker:
             reason = f"it speaks protocol {mine}, the engine {other}: install the same version on both."
             self._refuse(address, number, Refused("ConfigError", reason))
             return False
-        self._send(address, Beat(PATIENCE_S, 0, 0.0, 0.0), number)
+        self._send(address, Beat(MOST_ALLOWED_S, 0, 0.0, 0.0), number)
         try:
             spec = msgspec.msgpack.decode(hello.spec, type=DraftGroupSpec)
             drafter = self._drafter(spec)
@@ -172,9 +171,9 @@ class DraftWorker:
             logger.exception("the drafter cannot be made")
             self._refuse(address, number, Refused("EngineError", f"{type(error).__name__}: {error}"))
             return False
-        self._session = _Session(address, number, hello.engine, service)
+        self._attachment = _Attachment(address, number, hello.engine, service)
         self._send(address, Ready(drafter.needs), number)
-        self._beat(self._session)
+        self._beat(self._attachment)
         return True
 
     def _drafter(self, spec: DraftGroupSpec) -> Drafter:
@@ -189,44 +188,44 @@ class DraftWorker:
 
     # ------------------------------------------------------------ work
 
-    def _work(self, session: _Session, work: list[DraftWork]) -> None:
+    def _work(self, attachment: _Attachment, work: list[DraftWork]) -> None:
         for message in merged(work):
             if is_long(message):
-                self._beat(session, PATIENCE_S)
-            done = session.service.apply(message)
+                self._beat(attachment, MOST_ALLOWED_S)
+            done = attachment.service.apply(message)
             if done is not None:
-                self._answer(session, done)
-        nodes = session.service.work_ahead()
+                self._answer(attachment, done)
+        nodes = attachment.service.work_ahead()
         if nodes is not None:
-            self._answer(session, nodes)
+            self._answer(attachment, nodes)
 
-    def _answer(self, session: _Session, message: object) -> None:
+    def _answer(self, attachment: _Attachment, message: object) -> None:
         """An engine that does not read is as good as gone: it begins anew when it does."""
-        if self._session is session and not self._send(session.address, message, session.number):
+        if self._attachment is attachment and not self._send(attachment.address, message, attachment.number):
             self._end()
 
-    def _beat(self, session: _Session, allow_s: float | None = None) -> None:
+    def _beat(self, attachment: _Attachment, allow_s: float | None = None) -> None:
         if allow_s is None:
-            service = session.service
-            allow_s = min(10 * service.slowest_s, PATIENCE_S / 2) if service.settled else PATIENCE_S
+            service = attachment.service
+            allow_s = min(10 * service.slowest_s, MOST_ALLOWED_S / 2) if service.settled else MOST_ALLOWED_S
         self._beat_at, self._told_s = time.perf_counter(), allow_s
-        up_s = self._beat_at - session.began
-        self._answer(session, Beat(allow_s, session.expected, session.service.busy_s, up_s))
+        up_s = self._beat_at - attachment.began
+        self._answer(attachment, Beat(allow_s, attachment.expected, attachment.service.busy_s, up_s))
 
     def _send(self, address: bytes, message: object, number: int) -> bool:
         return self._listener.send(address, self._codec.encode(message, number))
 
     def _end(self, farewell: Fault | None = None) -> None:
-        session, self._session = self._session, None
-        if session is None:
+        attachment, self._attachment = self._attachment, None
+        if attachment is None:
             return
         if farewell is not None:
-            self._send(session.address, farewell, session.number)
+            self._send(attachment.address, farewell, attachment.number)
         if self._built is not None:
             try:
-                session.service.reset()
+                attachment.service.reset()
             except Exception:
-                logger.exception("the drafter failed; it is made anew for the next session")
+                logger.exception("the drafter failed; it is made anew for the next attachment")
                 self._built = None
 
 

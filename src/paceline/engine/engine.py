@@ -30,6 +30,7 @@ from paceline.engine.outputs import Chunk, LaneStats, RequestOutput, Timing, Usa
 from paceline.engine.replay import EventLog
 from paceline.engine.text import TextOutput
 from paceline.engine.timeline import Timeline
+from paceline.execution.interrupts import uninterrupted
 from paceline.loading.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -105,13 +106,23 @@ class Engine:
 
     def add(self, request_id: str, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
         text = TextOutput(self._tokenizer, params)
-        self._requests[request_id] = OpenRequest(request_id, index, list(prompt), params, text)
-        self._feed(RequestArrived(request_id, tuple(prompt), params))
+        with uninterrupted():
+            self._requests[request_id] = OpenRequest(request_id, index, list(prompt), params, text)
+            self._feed(RequestArrived(request_id, tuple(prompt), params))
 
     def abort(self, request_id: str) -> None:
-        self._feed(RequestAborted(request_id))
+        with uninterrupted():
+            self._feed(RequestAborted(request_id))
 
     def step(self) -> list[tuple[str, Chunk]]:
+        """Ctrl-C ends the wait, or the pass that this thread itself is in, and is raised once the core knows
+        of all that happened: the engine stays usable, and what became certain comes with the next step."""
+        with uninterrupted():
+            self._turn()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _turn(self) -> None:
         try:
             event = self._executor.poll()
             if isinstance(event, StepDone):
@@ -119,13 +130,11 @@ class Engine:
         except Exception as error:
             logger.exception("a step failed; the requests that were running end with an error")
             event = self._lose(error)
-        except BaseException as error:  # Ctrl-C is the caller's, but the engine stays usable
+        except BaseException as error:
             self._feed(self._lose(error))
             raise
         if event is not None:
             self._feed(event)
-        ready, self._ready = self._ready, []
-        return ready
 
     def _lose(self, error: BaseException) -> WorkLost:
         """The requests that run end with what is queued for them; later ones are served."""
@@ -157,7 +166,12 @@ class Engine:
             self._log = None
 
     def close(self) -> None:
-        self._executor.close()
+        try:
+            self._executor.close()
+        finally:
+            self._close_log()
+
+    def _close_log(self) -> None:
         log, self._log = self._log, None
         if log is not None:
             try:

@@ -15,7 +15,6 @@ from paceline.core.work import (
     DrafterLost,
     Event,
     GrowDrafts,
-    Proposal,
     Release,
     RunTarget,
     StepDone,
@@ -23,7 +22,9 @@ from paceline.core.work import (
     WaitUntil,
     Work,
 )
-from paceline.drafters.base import Drafter, plain
+from paceline.drafters.base import Drafter
+from paceline.engine.draft_service import proposals_of
+from paceline.execution.interrupts import interruptible
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ class LocalExecutor:
         while self._queue and event is None:
             work = self._queue.popleft()
             try:
-                event = self._run(work)
+                with interruptible():
+                    event = self._run(work)
             except BaseException:
                 if isinstance(work, Release):
                     self._queue.appendleft(work)
@@ -115,15 +117,12 @@ class LocalExecutor:
 
     def _run_drafter(self, work: GrowDrafts | AdvanceDrafts | Release) -> Event | None:
         if self._drafter is None:
-            return None
+            return DraftDone(work.round, ()) if isinstance(work, GrowDrafts) else None
         started = time.perf_counter()
         try:
             match work:
                 case GrowDrafts():
-                    proposals = tuple(self._drafter.grow(work.items))
-                    if not all(isinstance(proposal, Proposal) for proposal in proposals):
-                        raise TypeError("grow must return Proposals")
-                    answer = tuple(filter(None, map(plain, proposals)))
+                    answer = proposals_of(self._drafter, work.items)
                     return DraftDone(work.round, answer, time.perf_counter() - started)
                 case AdvanceDrafts():
                     self._drafter.advance(work.items)

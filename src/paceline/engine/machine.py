@@ -46,18 +46,25 @@ def num_threads(configured: int) -> int:
     """As configured, else the cores this process may use: its affinity, within its CPU quota."""
     if configured:
         return configured
-    has_affinity = hasattr(os, "sched_getaffinity")
-    usable = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    usable = len(usable_cores())
     quota, _, period = _read(_CGROUP / "cpu.max").strip().partition(" ")
     if quota.isdecimal() and period.isdecimal():
         usable = min(usable, max(1, int(quota) // int(period)))
     return usable
 
 
+def usable_cores() -> list[int]:
+    """Numbers of the cores that this process may use; all of them where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def free_memory(device: str) -> int:
-    """Bytes that can be had without swapping, within this process's memory limit."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
+    """Bytes that can be had without swapping, within this process's memory limit. device: `cpu`, or a CUDA
+    device with or without its number."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(None if device == "cuda" else torch.device(device))[0]
     free: int = psutil.virtual_memory().available
     limit, used = (_read(_CGROUP / name).strip() for name in ("memory.max", "memory.current"))
     return max(0, min(free, int(limit) - int(used))) if limit.isdecimal() and used.isdecimal() else free

@@ -11,7 +11,7 @@ from paceline.config import Config
 from paceline.core.scheduler import Limits
 from paceline.engine.device_groups import DeviceGroup
 from paceline.engine.machine import Precision, free_memory
-from paceline.errors import ConfigError, KernelError
+from paceline.errors import ConfigError, EngineError, KernelError
 from paceline.execution.graphs import GraphedDecoder
 from paceline.execution.model_runner import Decoder, ModelRunner
 from paceline.execution.parallel import ParallelRunner
@@ -42,9 +42,15 @@ class ModelSetup:
         return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * per_value
 
     def affordable(self, limits: Limits) -> Limits:
-        """No more slots than this machine, which may be another than the target's, has memory for."""
-        most = int(free_memory(self.device) * _KV_SHARE_OF_MEMORY) // self.kv_bytes_per_token
-        return replace(limits, num_slots=min(limits.num_slots, max(most, limits.max_batch_tokens)))
+        """No more slots than this machine, which may be another than the target's, has memory for.
+
+        Raises EngineError where there is none for a single one.
+        """
+        free = self.free_bytes // self.kv_bytes_per_token
+        wanted = max(int(free * _KV_SHARE_OF_MEMORY), min(limits.max_batch_tokens, free))
+        if wanted == 0:
+            raise EngineError(f"there is no memory left for the KV cache of {self.model.name}: free some.")
+        return replace(limits, num_slots=min(limits.num_slots, wanted))
 
     def runner(self, limits: Limits, context_length: int) -> ModelRunner:
         """Raises KernelError, ConfigError or EngineError when it cannot run so."""
@@ -56,6 +62,12 @@ class ModelSetup:
             spec.num_layers, limits.num_slots, spec.num_kv_heads, spec.head_dim, decoder.kv_dtype, self._torch
         )
         return ModelRunner(decoder, kv, num_rows=limits.max_num_seqs, context_length=context_length)
+
+    @property
+    def free_bytes(self) -> int:
+        """Of the device that has least."""
+        places = self.group.places if self.device == "cuda" else ()
+        return min(map(free_memory, [place.device for place in places] or [self.device]))
 
     @property
     def _torch(self) -> str:
@@ -94,11 +106,11 @@ class ModelSetup:
         return GraphedDecoder(decoder) if self.device == "cuda" and not self.exact else decoder
 
 
-def limits_of(config: Config, model: LoadedModel, kv_bytes_per_token: int, device: str) -> Limits:
+def limits_of(config: Config, model: LoadedModel, kv_bytes_per_token: int, free_bytes: int) -> Limits:
     """kv_bytes_per_token: of all models that share the memory, each with a slot per token."""
     scheduler = config.scheduler
     context = _context_length(config, model)
-    affordable = int(free_memory(device) * _KV_SHARE_OF_MEMORY) // kv_bytes_per_token
+    affordable = int(free_bytes * _KV_SHARE_OF_MEMORY) // kv_bytes_per_token
     wanted = min(scheduler.max_num_seqs * context, max(affordable, scheduler.max_batch_tokens))
     return Limits(
         context_length=context,

@@ -22,13 +22,16 @@ FORMAT = 2
 
 
 class EventLog:
-    """Appends one JSON line per event: `now` (seconds), the event and the work it made possible."""
+    """One JSON line for the configuration, then one per event: `now` (seconds), the event and the work it
+    made possible. Raises EngineError where the file cannot be written."""
 
-    def __init__(self, path: Path, config: CoreConfig) -> None:
+    def __init__(self, path: Path) -> None:
         try:
             self._file = path.open("wb")
         except OSError as error:
             raise EngineError(f"cannot write the event log {path}: {error.strerror}.") from error
+
+    def begin(self, config: CoreConfig) -> None:
         self._write({"format": FORMAT, "config": _config_to_json(config)})
 
     def append(self, now: float, event: Event, work: list[Work]) -> None:

@@ -1,0 +1,85 @@
+"""From parts to an engine: the last step of composing one, whatever target and drafter are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from paceline.config import Config
+from paceline.core.drafting import DrafterNeeds
+from paceline.core.engine_core import CoreConfig, EngineCore
+from paceline.core.placement import OverlappedPlacement, SerialPlacement
+from paceline.core.scheduler import Limits
+from paceline.drafters.base import Drafter
+from paceline.engine.disaggregated import DisaggregatedExecutor
+from paceline.engine.draft_group import DraftGroup
+from paceline.engine.engine import About, Engine
+from paceline.engine.executor import Executor, LocalExecutor, Target
+from paceline.engine.modes import Mode, draft_policy
+from paceline.engine.replay import EventLog
+from paceline.loading.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The drafter, here or in a process of its own; neither = there is none."""
+
+    needs: DrafterNeeds | None = None
+    drafter: Drafter | None = None
+    group: DraftGroup | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """events: that the draft group was started with.  separate: target and drafter have a lane each.
+    started: when loading began, by `time.perf_counter`."""
+
+    config: Config
+    mode: Mode
+    separate: bool
+    limits: Limits
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    target: Target
+    draft: Draft
+    events: SimpleQueue[Any]
+    tokenizer: Tokenizer
+    model_name: str
+    started: float
+    log: EventLog | None = None
+
+
+def runs_apart(config: Config, mode: Mode) -> bool:
+    return mode.separate or config.groups.placement == "disaggregated"
+
+
+def assembled(parts: Parts) -> Engine:
+    """Raises EngineError when what is composed cannot be recorded and is to be."""
+    mode, draft = parts.mode, parts.draft
+    core_config = CoreConfig(
+        limits=parts.limits,
+        vocab_size=parts.vocab_size,
+        eos_token_ids=parts.eos_token_ids,
+        prefix_cache=parts.config.scheduler.prefix_cache,
+        drafting=draft_policy(parts.config, mode, draft.needs),
+        placement=OverlappedPlacement() if mode.overlapped else SerialPlacement(),
+    )
+    core = EngineCore(core_config)
+    if parts.log is not None:
+        parts.log.begin(core_config)
+    about = About(
+        parts.model_name,
+        draft.needs.name if draft.needs is not None else "none",
+        time.perf_counter() - parts.started,
+        mode.name,
+        "disaggregated" if parts.separate else "serial",
+    )
+    executor: Executor
+    if parts.separate:
+        executor = DisaggregatedExecutor(parts.target, draft.group, parts.events)
+    else:
+        executor = LocalExecutor(parts.target, draft.drafter)
+    stats = draft.group.stats if draft.group is not None else None
+    return Engine(core, executor, parts.tokenizer, about, parts.log, stats)

@@ -1,0 +1,62 @@
+"""Options that nobody would look at are refused before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline import LLM
+from paceline.drafters.ngram import NgramDrafter
+from paceline.errors import ConfigError
+
+THERE = {"draft_address": "tcp://nowhere:1", "draft_key_file": "key"}
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "remedy"),
+    [
+        (
+            {**THERE, "placement": "disaggregated", "draft_devices": "0"},
+            "draft_devices is set but groups.draft_address too",
+            "--cores",
+        ),
+        (
+            {**THERE, "placement": "auto", "draft": "embedded"},
+            "draft is embedded but groups.draft_address is set",
+            "leave it out",
+        ),
+        ({**THERE, "mode": "swiftspec", "draft_dtype": "int8"}, "draft_dtype is int8 but", "leave it out"),
+        (
+            {**THERE, "placement": "disaggregated", "draft": "none"},
+            "draft_address is set but speculation.draft is none",
+            "leave out one",
+        ),
+        (
+            {**THERE, "mode": "autoregressive"},
+            "draft_address is set but groups.mode is autoregressive",
+            "leave out one",
+        ),
+        (
+            {**THERE, "placement": "auto", "mode": "serial-chain"},
+            "the drafter runs in the target's process",
+            "choose placement = disaggregated",
+        ),
+        (
+            {"draft_timeout": 5.0},
+            "draft_timeout is 5 but the drafter runs in the target's process",
+            "choose placement = disaggregated",
+        ),
+        (
+            {"draft": NgramDrafter(2, 4), "placement": "auto", "mode": "swiftspec"},
+            "draft is an object of this process",
+            "give a name",
+        ),
+    ],
+    ids=str,
+)
+def test_it_is_refused_with_cause_and_remedy(options: dict[str, Any], cause: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM(model="a folder that does not exist", **options)
+    assert cause in str(caught.value)
+    assert remedy in str(caught.value)
