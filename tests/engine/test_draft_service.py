@@ -12,10 +12,19 @@ from paceline.core.mirror import DraftMirror
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import AdvanceDrafts, DraftItem, GrowDrafts, Proposal, Release
 from paceline.drafters.base import AheadDrafter, Drafter
+from paceline.engine.draft_messages import FOR_ENGINE, Codec
 from paceline.engine.draft_service import DraftService, StreamedProposals, merged
 from tests.cases.drafters import RuleDrafter
 from tests.core.toy import VOCAB
-from tests.engine.draft_toys import ToyAhead, advance_of, guesses, mostly_right, slow_reader_in_passes, spec
+from tests.engine.draft_toys import (
+    Spoiled,
+    ToyAhead,
+    advance_of,
+    guesses,
+    mostly_right,
+    slow_reader_in_passes,
+    spec,
+)
 
 
 def item(start: int, tokens: Sequence[int], bound: int = 4, name: str = "a") -> DraftItem:
@@ -203,3 +212,29 @@ def test_order_is_kept_around_everything_else() -> None:
     release, grow = Release(("a",)), GrowDrafts(1, (item(3, [4]),))
     late = AdvanceDrafts((item(4, [5]),))
     assert merged([FIRST, release, FIRST, grow, late]) == [FIRST, release, FIRST, grow, late]
+
+
+def test_a_drafter_that_only_answers_is_not_asked_for_more_than_can_be_verified() -> None:
+    """What it sends ahead fits a message, however long the request may get."""
+    asked: list[int] = []
+
+    def note(known: Sequence[int], nodes: int, depth: int) -> TokenTree:  # noqa: ARG001
+        asked.append(nodes)
+        return TokenTree.chain([1])
+
+    service = DraftService(RuleDrafter(note), "stream")
+    service.apply(advance_of("a", [1, 2, 3], max_nodes=100_000, max_depth=100_000))
+    service.work_ahead()
+    assert asked == [256]
+
+
+def test_a_score_of_minus_infinity_is_sent_as_a_number() -> None:
+    """A candidate that is out of the question costs nobody his place."""
+    drafter = Spoiled(lambda nodes: [replace(nodes, scores=(float("-inf"),))])
+    service = DraftService(drafter, "stream")
+    service.apply(advance_of("a", [1, 2, 3]))
+    sent = service.work_ahead()
+    assert sent is not None
+    codec = Codec(FOR_ENGINE)
+    assert codec.decode(codec.encode(sent, 1))[2] == sent
+    assert sent.grown[0].scores[0] < -1e20
