@@ -91,6 +91,16 @@ def test_who_did_not_answer_is_not_waited_for_again_until_the_drafter_is_heard_o
     assert made.at([request()], 10.3) > 10.3
 
 
+def test_a_wait_that_is_over_for_one_is_over_for_the_other_when_it_was_promised() -> None:
+    made = hand_over(0.01, 10.0)
+    made.on_follow("b", 10.008)
+    both = [request("a"), request("b")]
+    assert made.at(both, 10.008) == pytest.approx(10.023)
+    due = made.at(both, 10.016)  # in vain for "a", so that answers are known to take longer
+    assert due > 10.023
+    assert made.at(both, due) == due
+
+
 def test_an_answer_that_was_late_without_being_waited_for_says_nothing() -> None:
     made = hand_over(0.01, 10.0)
     assert made.at([request()], 10.1) == 10.1

@@ -80,25 +80,24 @@ class HandOver:
         """When the target should start if nothing comes before; `now` = at once."""
         if self.reply_s is None or self.rate is None:
             return now
-        reply_s = self.reply_s
-        gain, latest = 0.0, now
+        patience = _PATIENCE * self.reply_s
         hoped_for = []
         for request in deciding:
             question = self._open.get(request.request_id)
             if question is None or request.guesses or request.request_id in self._silent:
                 continue
-            due = question.at + _PATIENCE * reply_s
-            if due > now:
-                gain += request.acceptance.rate
-                latest = max(latest, due)
-                hoped_for.append(question)
+            if question.at + patience > now:
+                hoped_for.append((question, request.acceptance.rate))
             elif question.waited:
                 self._silent.add(request.request_id)
                 self.reply_s = _mixed(self.reply_s, now - question.at)
-        expected_s = max(latest - now - (_PATIENCE - 1.0) * reply_s, 0.0)
-        if gain <= self.rate * expected_s:
+        # By what is known now, so that it is not put off again when the time comes.
+        patience = _PATIENCE * self.reply_s
+        latest = max((question.at + patience for question, _ in hoped_for), default=now)
+        expected_s = max(latest - now - (_PATIENCE - 1.0) * self.reply_s, 0.0)
+        if sum(gain for _, gain in hoped_for) <= self.rate * expected_s:
             return now
-        for question in hoped_for:
+        for question, _ in hoped_for:
             question.waited = True
         return latest
 
