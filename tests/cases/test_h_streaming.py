@@ -129,13 +129,42 @@ OPTIONS: dict[str, object] = {
     "kv_tokens": 500,
     "context_length": 99,
     "prefix_cache": False,
+    "placement": "disaggregated",
+    "mode": "serial-tree",
+    "target_devices": "0",
+    "draft_devices": "0",
+    "draft_timeout": 5.0,
+    "growth": "best-first",
+    "tree_width": 3,
+    "tree_passes": 3,
+    "tree_shape": (2, 1),
+    "fan_out": 2,
 }
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "draft_devices": {"placement": "disaggregated", "target_devices": "0"},
+    "draft_timeout": {"placement": "disaggregated"},
+    "growth": {"draft": "model"},
+    "tree_width": {"draft": "model", "mode": "serial-tree"},
+    "tree_passes": {"draft": "model", "mode": "serial-tree"},
+    "tree_shape": {"draft": "model", "growth": "fixed-shape"},
+    "fan_out": {"draft": "model", "mode": "outcome-cache"},
+}
+"""Without which an option would be refused."""
+ELSEWHERE = {"model", "device", "draft_address", "draft_key_file"}
+"""Options that every other test gives, or that need another host (tests/engine)."""
 
 
-@pytest.mark.parametrize("name", sorted(set(OPTION_PATHS) - {"model", "device"}))
+@pytest.mark.parametrize("name", sorted(set(OPTION_PATHS) - ELSEWHERE))
 def test_every_option_reaches_the_configuration(lab: Lab, name: str) -> None:
     """H08 Every option of the engine takes effect in the configuration in force."""
-    llm = LLM(lab.model, **(dict(ENGINE) | {name: OPTIONS[name]}))
+    others = COMPANIONS.get(name, {})
+    if others.get("draft") == "model":
+        others = others | {"draft": lab.model}
+    with LLM(lab.model, **(dict(ENGINE) | others | {name: OPTIONS[name]})) as llm:
+        _check_reached(llm, name)
+
+
+def _check_reached(llm: LLM, name: str) -> None:
     place: Any = llm.config
     for part in OPTION_PATHS[name]:
         place = getattr(place, part)
