@@ -91,9 +91,11 @@ class HandOver:
             elif question.waited:
                 self._silent.add(request.request_id)
                 self.reply_s = _mixed(self.reply_s, now - question.at)
+        if not hoped_for:
+            return now
         # By what is known now, so that it is not put off again when the time comes.
         patience = _PATIENCE * self.reply_s
-        latest = max((question.at + patience for question, _ in hoped_for), default=now)
+        latest = max(question.at + patience for question, _ in hoped_for)
         expected_s = max(latest - now - (_PATIENCE - 1.0) * self.reply_s, 0.0)
         if sum(gain for _, gain in hoped_for) <= self.rate * expected_s:
             return now
