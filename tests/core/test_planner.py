@@ -50,6 +50,9 @@ def test_more_tokens_never_cost_less(passes: list[tuple[int, float]]) -> None:
     costs = [cost.of(tokens) for tokens in range(1, 300)]
     assert costs == sorted(costs)
     assert cost.of(0) == costs[0] > 0.0
+    assert [cost.between(least, least + 40) for least in (1, 30, 70)] == [
+        costs[least - 1 : least + 40] for least in (1, 30, 70)
+    ]
     sizes = [tokens for tokens, _ in passes]
     assert costs[max(sizes) - 1] == pytest.approx(cost._seen[max(sizes)])
 

@@ -57,6 +57,13 @@ class PassCost:
         base, slope = self._line
         return max(base + slope * tokens, costs[-1])
 
+    def between(self, fewest: int, most: int) -> list[float]:
+        """`of` every number from `fewest` to `most`."""
+        costs = self._costs or self._fit()
+        if most < len(costs):
+            return costs[fewest : most + 1]
+        return [self.of(tokens) for tokens in range(fewest, most + 1)]
+
     def _fit(self) -> list[float]:
         sizes = list(self._seen)
         mean_size = sum(sizes) / len(sizes)
@@ -138,11 +145,12 @@ class Planner:
         if not self.target.known:
             return [len(values) for values in offers]
         ranked = sorted((-value, place) for place, values in enumerate(offers) for value in values)
-        roots, expected, at_best, cost_of = len(offers), float(len(offers)), 0, self.target.of
-        best_rate = expected / cost_of(roots)
+        roots, expected, at_best = len(offers), float(len(offers)), 0
+        costs = self.target.between(roots, roots + len(ranked))
+        best_rate = expected / costs[0]
         for count, (surprise, _) in enumerate(ranked, 1):
             expected += exp(-surprise)
-            rate = expected / cost_of(roots + count)
+            rate = expected / costs[count]
             if rate > best_rate:
                 best_rate, at_best = rate, count
         kept = [0] * roots
