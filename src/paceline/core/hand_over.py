@@ -81,25 +81,25 @@ class HandOver:
         if self.reply_s is None or self.rate is None:
             return now
         patience = _PATIENCE * self.reply_s
-        hoped_for = []
+        gain, newest = 0.0, 0.0
+        hoped_for: list[_Question] = []
         for request in deciding:
             question = self._open.get(request.request_id)
             if question is None or request.guesses or request.request_id in self._silent:
                 continue
             if question.at + patience > now:
-                hoped_for.append((question, request.acceptance.rate))
+                gain += request.acceptance.rate
+                newest = max(newest, question.at) if hoped_for else question.at
+                hoped_for.append(question)
             elif question.waited:
                 self._silent.add(request.request_id)
                 self.reply_s = _mixed(self.reply_s, now - question.at)
-        if not hoped_for:
-            return now
         # By what is known now, so that it is not put off again when the time comes.
-        patience = _PATIENCE * self.reply_s
-        latest = max(question.at + patience for question, _ in hoped_for)
-        expected_s = max(latest - now - (_PATIENCE - 1.0) * self.reply_s, 0.0)
-        if sum(gain for _, gain in hoped_for) <= self.rate * expected_s:
+        latest = newest + _PATIENCE * self.reply_s
+        expected_s = max(newest + self.reply_s - now, 0.0)
+        if not hoped_for or gain <= self.rate * expected_s:
             return now
-        for question, _ in hoped_for:
+        for question in hoped_for:
             question.waited = True
         return latest
 
