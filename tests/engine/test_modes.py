@@ -227,7 +227,16 @@ def test_no_number_of_passes_ahead_is_the_defaults(passes: int) -> None:
     assert ahead_passes(chosen) == (passes or TreeConfig().tree_passes)
 
 
-def test_without_a_drafter_nothing_is_looked_up_either() -> None:
-    for draft, lookup in (("none", None), ("ngram", (2, 4)), ("embedded", (2, 4))):
-        chosen = config(placement="disaggregated", draft=draft)
-        assert draft_policy(chosen, mode_of(chosen), None).lookup == lookup
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"draft": "none", "placement": "disaggregated"}, "speculation.draft is none"),
+        ({"draft": "none", "mode": "swiftspec"}, "speculation.draft is none"),
+        ({"mode": "autoregressive", "placement": "disaggregated"}, "mode is autoregressive"),
+        ({"mode": "autoregressive", "num_speculative_tokens": 5}, "num_speculative_tokens is set"),
+    ],
+    ids=str,
+)
+def test_without_a_drafter_nothing_runs_beside_the_target(options: dict[str, Any], cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        mode_of(config(**options))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline import LLM
 from paceline.drafters.ngram import NgramDrafter
+from paceline.engine.device_groups import parse_devices
 from paceline.errors import ConfigError
 
 THERE = {"draft_address": "tcp://nowhere:1", "draft_key_file": "key"}
@@ -60,3 +62,13 @@ def test_it_is_refused_with_cause_and_remedy(options: dict[str, Any], cause: str
         LLM(model="a folder that does not exist", **options)
     assert cause in str(caught.value)
     assert remedy in str(caught.value)
+
+
+def test_two_files_of_one_name_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give each a file of its own"):
+        LLM(record=tmp_path / "out", trace=tmp_path / "." / "out")
+
+
+def test_no_range_of_cores_is_built_that_no_machine_has() -> None:
+    with pytest.raises(ConfigError, match="no machine has a core or device 99999999999"):
+        parse_devices("0-99999999999", "groups.target_devices", "cpu")

@@ -74,7 +74,8 @@ def _check(config: Config, params: SamplingParams, values: dict[str, Any]) -> No
     speculation = config.speculation
     table = speculation.length_by_batch_size
     guesses = any(length for _, length in table) if table else speculation.num_speculative_tokens != 0
-    if values["compare"] and (speculation.draft == "none" or not guesses):
+    none = speculation.draft == "none" or config.groups.mode == "autoregressive"
+    if values["compare"] and (none or not guesses):
         raise click.UsageError("--compare needs speculation, which this configuration turns off.")
 
 

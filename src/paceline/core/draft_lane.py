@@ -305,7 +305,9 @@ class DraftLane:
                 found = lookup.find(path, count)
                 if found is not None:
                     score = self._lookup_odds.log_probability(found.matched)
+                    before = len(tree)
                     tree.graft(root, path, found.tokens, score, MOST_NODES)
+                    request.speculation.num_drafted_nodes += len(tree) - before
         return _Offer(tree, root, tree.best_below(root, count, count))
 
     def _lookup(self, request: Request) -> Lookup | None:

@@ -134,12 +134,17 @@ def _pinned(cores: list[int]) -> DeviceGroup:
     return DeviceGroup((Place(tuple(cores)),), len(cores))
 
 
+_MOST_DIGITS = 5
+
+
 def _numbers(part: str, text: str, key: str) -> list[int]:
     numbers: list[int] = []
     for piece in part.split(","):
         first, dash, last = piece.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise ConfigError(f"{key} is {shown(text)}: write numbers as in 0-3,8 and ranks as in 0-3/4-7.")
+        if len(last or first) > _MOST_DIGITS:
+            raise ConfigError(f"{key} is {shown(text)}: no machine has a core or device {last or first}.")
         numbers.extend(range(int(first), int(last or first) + 1))
     return numbers
 

@@ -238,7 +238,7 @@ class DraftGroup:
                     return message.needs
             waited = time.perf_counter() - attachment.began
             if (gone := self._gone(line)) is not None:
-                raise EngineError(f"{name} {gone} before it was ready: see its own messages.")
+                raise EngineError(f"{name} {gone}. It was not ready yet; its own messages may say more.")
             if not line.made and waited > self._host.connect_s:
                 raise EngineError(
                     f"{name} cannot be reached: {line.trouble or 'nobody listens there'}. Start `paceline "

@@ -21,7 +21,7 @@ from paceline.engine.build import build
 from paceline.engine.intake import Intake, Prompt
 from paceline.engine.outputs import Chunk, LaneStats, RequestOutput, Timing, Usage
 from paceline.engine.timeline import check_trace
-from paceline.errors import EngineError, RequestError, shown
+from paceline.errors import ConfigError, EngineError, RequestError, shown
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class LLM:
         own = draft if draft is not None and not isinstance(draft, str | Path) else None
         options |= {"model": model, "draft": None if own is not None else draft}
         self.config = with_options(config, options) if config else load_config(options=options)
+        if record is not None and trace is not None and Path(record).resolve() == Path(trace).resolve():
+            raise ConfigError(f"record and trace both name {record}: give each a file of its own.")
         built = build(self.config, drafter=own, record=Path(record) if record is not None else None)
         self.model = built.model
         self.tokenizer = built.model.tokenizer

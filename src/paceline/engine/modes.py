@@ -74,8 +74,27 @@ def mode_of(config: Config) -> Mode:
             f"groups.mode is {mode.name}, which runs draft and target at the same time, but groups.placement "
             "is serial: leave placement out, or choose disaggregated."
         )
+    _check_none(config, mode)
     _check_tree(config, mode)
     return mode
+
+
+def _check_none(config: Config, mode: Mode) -> None:
+    """Refuses what only a drafter could honour where nothing is guessed."""
+    if config.speculation.draft == "none" and not config.groups.draft_address:
+        reason = "speculation.draft is none"
+        separate = mode.separate or config.groups.placement == "disaggregated"
+    elif mode.name == "autoregressive":
+        reason, separate = "groups.mode is autoregressive", config.groups.placement == "disaggregated"
+        if config.speculation.num_speculative_tokens:
+            raise ConfigError(f"num_speculative_tokens is set but {reason}: leave one of them out.")
+    else:
+        return
+    if separate:
+        raise ConfigError(
+            f"{reason}, so that there is no drafter to run at the same time as the target: leave placement "
+            "and mode out, or choose a drafter."
+        )
 
 
 def _check_tree(config: Config, mode: Mode) -> None:
