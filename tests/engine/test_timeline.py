@@ -134,7 +134,8 @@ def test_the_lanes_of_an_overlapped_run_overlap(apart: LLM, tmp_path: Path) -> N
     target, draft, instants = read(path)
     assert overlaps(target, draft) > len(draft) // 2
     assert ids(target, output.request_id) == output.token_ids
-    assert len(ids(draft, output.request_id)) == output.speculation.num_drafted_nodes > 0
+    # Guesses looked up in the text are guesses too, and take no pass.
+    assert 0 < len(ids(draft, output.request_id)) <= output.speculation.num_drafted_nodes
     assert sum(span["args"].get("guesses", 0) for span in target) == output.speculation.num_draft_tokens
     assert all(span["args"]["tokens"] > 0 for span in [*target, *draft])
     written = target[-1]["args"][output.request_id]
