@@ -223,7 +223,8 @@ def _decoded(engine: Engine, mode: str, latency_ms: float, recordings: list[Reco
         total.num_misses,
         total.num_drafted_nodes,
         total.num_draft_tokens,
-        engine.timeline.draft_idle_share,
+        # Passes ahead that nobody is told of are not in the timeline.
+        None if MODES[mode].ahead == "silent" else engine.timeline.draft_idle_share,
     )
 
 

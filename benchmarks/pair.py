@@ -108,7 +108,7 @@ def _run(
         len(timeline.target.spans) - before[0],
         _draft_passes(name, timeline, before[1], outputs),
         gaps.median_s * 1e3 if gaps else None,
-        timeline.draft_idle_share,
+        None if name == "swiftspec" else timeline.draft_idle_share,
         [output.token_ids for output in outputs],
     )
 

@@ -61,10 +61,13 @@ def main() -> None:
     )
     built = build(config)
     runner = built.engine._executor._target._runner  # type: ignore[attr-defined]
+    ranks = []
     with args.out.open("wb") as file:
         for prompt, output in tqdm(list(zip(prompts, outputs, strict=True)), desc="draft"):
             found = recording(runner, built.model.vocab_size, prompt, output)
             file.write(msgspec.json.encode(found) + b"\n")
+            ranks += found.ranks()
+    print(f"{len(ranks)} tokens, the draft's first choice in {ranks.count(0) / len(ranks):.1%}")
 
 
 if __name__ == "__main__":
