@@ -103,10 +103,7 @@ class World:
     tables: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        spec = self.decoder.spec
-        self.cache = KVCache(
-            spec.num_layers, self.num_slots, spec.num_kv_heads, spec.head_dim, self.decoder.kv_dtype
-        )
+        self.cache = self.new_cache()
         self.tables = np.zeros((self.rows, 1100), dtype=np.int32)
         self.lengths = [0] * self.rows
         order = np.arange(self.num_slots)
@@ -114,13 +111,23 @@ class World:
             np.random.default_rng(self.seed).shuffle(order)
         self._free = iter(order.tolist())
 
+    def new_cache(self) -> KVCache:
+        spec = self.decoder.spec
+        return KVCache(
+            spec.num_layers, self.num_slots, spec.num_kv_heads, spec.head_dim, self.decoder.kv_dtype
+        )
+
     def run(self, *pieces: Piece) -> list[np.ndarray]:
         """One pass over all pieces; the logits of every token of each."""
-        parts = [piece.build(self) for piece in pieces]
-        batch = _join(parts, self.tables)
+        batch, ends = self.batch(*pieces)
         logits = self.decoder.forward(batch, self.cache).numpy().copy()
+        return np.split(logits, ends)
+
+    def batch(self, *pieces: Piece) -> tuple[TokenBatch, list[int]]:
+        """The pieces as one batch, and where each but the first begins."""
+        parts = [piece.build(self) for piece in pieces]
         ends = np.cumsum([len(part["tokens"]) for part in parts])
-        return np.split(logits, ends[:-1])
+        return _join(parts, self.tables), ends[:-1].tolist()
 
     def take(self) -> int:
         return next(self._free)

@@ -71,7 +71,7 @@ class TorchDecoder:
             self._embed if weights.lm_head is None else weights.lm_head.detach().to(self.device, dtype)
         )
         self._final_norm = weights.final_norm.detach().to(self.device, torch.float32)
-        self._layers = [_moved(layer, self.device, dtype) for layer in weights.layers]
+        self._layers = [moved(layer, self.device, dtype) for layer in weights.layers]
         self._inv_freq = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
 
     @property
@@ -184,7 +184,7 @@ class TorchDecoder:
         return (ops.linear(normed, self._head),)
 
 
-def _moved(layer: LayerWeights, device: torch.device, dtype: torch.dtype) -> LayerWeights:
+def moved(layer: LayerWeights, device: torch.device, dtype: torch.dtype) -> LayerWeights:
     parts = {f.name: getattr(layer, f.name) for f in fields(layer)}
     moved = {
         name: part.detach().to(device, dtype if part.dim() == 2 else torch.float32)

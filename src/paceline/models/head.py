@@ -1,0 +1,46 @@
+"""The face of every draft head, whichever kernels run it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.batch import TokenBatch
+from paceline.kernels.kv_cache import KVCache
+from paceline.models.head_spec import HeadSpec
+
+
+class HeadDecoder(Protocol):
+    """A head's forward pass over a `KVCache(spec.num_modules, slots, spec.num_kv_heads, spec.head_dim,
+    kv_dtype)`. What it returns may live in buffers that the next call overwrites.
+
+    target_ids: int64 `[draft_vocab]`, the target's id of each row of the logits; None = the same ids.
+    """
+
+    spec: HeadSpec
+    target_ids: Tensor | None
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What its KV cache holds."""
+        ...
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Features `[n, captured, target_hidden]` as what `forward` reads, `[n, hidden]` float32. Of the
+        target's features only: the head's own output goes back as it is."""
+        ...
+
+    def forward(
+        self, batch: TokenBatch, hidden: Tensor, kv: KVCache, module: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """One pass of one module, whose keys and values are layer `module` of the cache.
+
+        hidden: `[T, hidden]` float32. Token i of the batch is the one at position `positions[i] + 1` and
+        `hidden[i]` belongs to position `positions[i]`, which is also where the rope stands.
+
+        Returns for the batch's `logit_rows` logits `[rows, draft_vocab]` and what the next draft step is fed,
+        `[rows, hidden]`; both float32.
+        """
+        ...
