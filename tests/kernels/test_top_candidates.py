@@ -111,6 +111,23 @@ def test_quotients_that_overflow_tie(top_candidates) -> None:
     torch.testing.assert_close(scores[0, :3].exp(), torch.full((3,), 1 / 3))
 
 
+@pytest.mark.parametrize("top_candidates", IMPLEMENTATIONS)
+@pytest.mark.parametrize("part", [1, 15, 16, 700])
+def test_places_of_a_part_of_the_vocabulary(top_candidates, part: int) -> None:
+    """Noise and result are those of the whole vocabulary in which all other tokens are masked."""
+    generator = torch.Generator().manual_seed(part)
+    ids = torch.randperm(49_152, generator=generator)[:part].sort().values
+    logits = torch.randn(len(HEATS), part, generator=generator) * 4
+    logits[1, part // 2 :] = float("-inf")
+    whole = torch.full((len(HEATS), 49_152), float("-inf"))
+    whole[:, ids] = logits
+    seeds, positions = list(range(len(HEATS))), [3 * i for i in range(len(HEATS))]
+    tokens, scores = top_candidates(logits, HEATS, seeds, positions, 5, ids)
+    want, want_scores = top_candidates(whole, HEATS, seeds, positions, 5)
+    assert tokens.tolist() == want.tolist()
+    torch.testing.assert_close(scores, want_scores, rtol=1e-5, atol=1e-5)
+
+
 def test_rows_may_be_a_view_and_of_any_float_type() -> None:
     wide = torch.randn(6, 200).bfloat16()
     tokens, _ = ops.top_candidates(wide[::2, 10:150], [0.0] * 3, [0] * 3, [0] * 3, 2)
@@ -130,3 +147,5 @@ def test_what_cannot_be_is_refused() -> None:
         ops.top_candidates(torch.zeros(1, 4), [0.0], [0], [0], 0)
     with pytest.raises(ValueError, match="2 rows"):
         ops.top_candidates(torch.zeros(2, 4), [0.0], [0], [0], 1)
+    with pytest.raises(ValueError, match="token ids"):
+        ops.top_candidates(torch.zeros(1, 4), [0.0], [0], [0], 1, torch.arange(5))

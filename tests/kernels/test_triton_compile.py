@@ -75,10 +75,11 @@ def test_gates(silu: bool) -> None:
     compile_kernel(dense.gated_linear_kernel, types, biases | tile)
 
 
-@pytest.mark.parametrize("count", [1, 8])
-def test_sampling_rounds_as_the_noise_is_defined(count: int) -> None:
-    types = [FLOAT, FLOAT, INT, FLOAT, INT, FLOAT, "i32", "i32"]
-    compiled = compile_kernel(sampling.rank_kernel, types, {"COUNT": count, "BLOCK": 1024}, fuse=False)
+@pytest.mark.parametrize(("count", "named"), [(1, False), (8, True)])
+def test_sampling_rounds_as_the_noise_is_defined(count: int, named: bool) -> None:
+    types = [FLOAT, FLOAT, INT, INT, FLOAT, INT, FLOAT, "i32", "i32"]
+    constants = {"NAMED": named, "COUNT": count, "BLOCK": 1024}
+    compiled = compile_kernel(sampling.rank_kernel, types, constants, fuse=False)
     ptx = compiled.asm["ptx"]
     assert not re.search(r"\bfma\.", ptx)
     assert set(re.findall(r"\bdiv\.\S*f32", ptx)) == {"div.rn.f32"}
@@ -86,10 +87,11 @@ def test_sampling_rounds_as_the_noise_is_defined(count: int) -> None:
     assert set(re.findall(r"\b(?:mul|add|sub)\.\S*f32", ptx)) <= {"mul.rn.f32", "add.rn.f32", "sub.rn.f32"}
 
 
-@pytest.mark.parametrize("count", [1, 8])
-def test_merging_candidates(count: int) -> None:
+@pytest.mark.parametrize(("count", "named"), [(1, False), (8, True)])
+def test_merging_candidates(count: int, named: bool) -> None:
     constants = {"COUNT": count, "COUNT_PAD": count, "BLOCKS_PAD": 256, "PAD": 256 * count}
-    types = [FLOAT, INT, FLOAT, FLOAT, INT, FLOAT, "*i1", "i32"]
+    constants["NAMED"] = named
+    types = [FLOAT, INT, INT, FLOAT, FLOAT, INT, FLOAT, "*i1", "i32"]
     compile_kernel(sampling.merge_kernel, types, constants, fuse=False)
 
 

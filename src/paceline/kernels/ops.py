@@ -73,18 +73,26 @@ def coupled_argmax(
 
 
 def top_candidates(
-    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int], count: int
+    logits: Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    count: int,
+    token_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.sampling.top_candidates`. On the CPU the native kernel, if it can be built.
 
-    Raises ValueError when count is below 1 or the rows do not have one temperature, seed and position each.
+    Raises ValueError when count is below 1, the rows do not have one temperature, seed and position each, or
+    token_ids is not as long as a row.
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, not {count}")
+    if token_ids is not None and token_ids.shape != logits.shape[1:]:
+        raise ValueError(f"{tuple(token_ids.shape)} token ids for rows of {logits.shape[1]} logits")
     if logits.device.type == "cpu" and _native_available():
-        return bindings.top_candidates(logits, temperatures, seeds, positions, count)
+        return bindings.top_candidates(logits, temperatures, seeds, positions, count, token_ids)
     result: tuple[Tensor, Tensor] = _find("top_candidates", logits)(
-        logits, temperatures, seeds, positions, count
+        logits, temperatures, seeds, positions, count, token_ids
     )
     return result
 

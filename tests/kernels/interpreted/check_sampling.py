@@ -47,6 +47,18 @@ def test_candidates_and_the_token_chosen(vocab: int, count: int) -> None:
     torch.testing.assert_close(scores, want_scores, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("vocab", [5, 1024, 2500])
+def test_candidates_of_a_part_of_the_vocabulary(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    ids = torch.randperm(50_000, generator=generator)[:vocab].sort().values
+    logits = torch.randn(len(HEATS), vocab, generator=generator)
+    logits[2, 1::2] = float("-inf")
+    tokens, scores = triton.top_candidates(logits, HEATS, SEEDS, POSITIONS, 4, ids)
+    want, want_scores = reference.top_candidates(logits, HEATS, SEEDS, POSITIONS, 4, ids)
+    assert tokens.tolist() == want.tolist()
+    torch.testing.assert_close(scores, want_scores, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_broken_rows(heat: float) -> None:
     logits = torch.randn(5, 1500)

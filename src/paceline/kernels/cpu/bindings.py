@@ -77,13 +77,17 @@ class _SamplingStruct(ctypes.Structure):
         ("count", c_int32),
         ("vocab", c_int32),
         ("stride", c_int64),
-        *((name, c_void_p) for name in ["logits", "temperatures", "seeds", "positions"]),
+        *((name, c_void_p) for name in ["logits", "temperatures", "seeds", "positions", "ids"]),
     ]
 
 
 @contextlib.contextmanager
 def _sampling_rows(
-    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
+    logits: Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    token_ids: Tensor | None = None,
 ) -> Iterator[Any]:
     """A reference to a `_SamplingStruct`; what it points at lives as long as the context."""
     logits = (
@@ -92,6 +96,7 @@ def _sampling_rows(
     count, vocab = logits.shape
     if not len(temperatures) == len(seeds) == len(positions) == count:
         raise ValueError(f"{count} rows of logits need {count} temperatures, seeds and positions")
+    ids = token_ids if token_ids is None else token_ids.to("cpu", torch.int64).contiguous()
     heat = np.array(temperatures, dtype=np.float32)
     keys = np.array([seed & _MASK64 for seed in seeds], dtype=np.uint64)
     places = np.array(positions, dtype=np.int64)
@@ -99,6 +104,7 @@ def _sampling_rows(
         _SamplingStruct(
             *(count, vocab, logits.stride(0), logits.data_ptr()),
             *(heat.ctypes.data, keys.ctypes.data, places.ctypes.data),
+            None if ids is None else ids.data_ptr(),
         )
     )
 
@@ -114,11 +120,16 @@ def coupled_argmax(
 
 
 def top_candidates(
-    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int], count: int
+    logits: Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    count: int,
+    token_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.sampling.top_candidates`; for CPU tensors, and count at least 1."""
     tokens, scores = torch.empty(len(logits), count, dtype=torch.int32), torch.empty(len(logits), count)
-    with _sampling_rows(logits, temperatures, seeds, positions) as rows:
+    with _sampling_rows(logits, temperatures, seeds, positions, token_ids) as rows:
         _library().paceline_top_candidates(rows, count, tokens.data_ptr(), scores.data_ptr())
     return tokens, scores
 

@@ -17,6 +17,12 @@ inline v16f load_scores(const float* row, int first, int vocab) {
     return v;
 }
 
+inline v16u load_ids(const int64_t* ids, int first, int vocab) {
+    v16u v = {};
+    for (int i = 0; i < std::min(16, vocab - first); i++) v[i] = (uint32_t)ids[first + i];
+    return v;
+}
+
 // Largest logit of a row; NaN if any is NaN.
 float row_max(const float* row, int vocab) {
     v16f top = splat(-INFINITY);
@@ -79,7 +85,7 @@ inline v16f exp_bound(v16f x) {
 // Ranks by logit / temperature + noise. Noise costs two logarithms; two bounds come first. Noise never exceeds
 // kMostNoise. And noise above y needs a uniform below e^-y. Comparisons are such that NaN (from infinite quotients)
 // passes, and `floor` lies below the bar by more than what all roundings can add up to.
-void rank_noisy(const float* row, int vocab, float temperature, NoiseKeys keys, Ranking& best) {
+void rank_noisy(const float* row, int vocab, float temperature, NoiseKeys keys, const int64_t* ids, Ranking& best) {
     const float inverse = 1.0f / temperature;
     for (int i = 0; i < vocab; i += 16) {
         const v16f x = load_scores(row, i, vocab);
@@ -87,7 +93,7 @@ void rank_noisy(const float* row, int vocab, float temperature, NoiseKeys keys, 
         const float floor = bar - (1e-3f + 1e-6f * (std::fabs(bar) + 32.0f));
         const v16f rise = x * inverse - floor;
         if (!any(~(rise + kMostNoise <= 0.0f))) continue;
-        const v16f v = uniform(keys, bits<v16u>(lanes() + i));
+        const v16f v = uniform(keys, ids ? load_ids(ids, i, vocab) : bits<v16u>(lanes() + i));
         if (!any(v <= exp_bound(rise))) continue;
         best.offer_all(x / temperature + gumbel_of(v), i);
     }
@@ -96,7 +102,7 @@ void rank_noisy(const float* row, int vocab, float temperature, NoiseKeys keys, 
 void rank(const SamplingRows& rows, int r, Ranking& best) {
     const float* row = rows.logits + r * rows.stride;
     const float t = rows.temperatures[r];
-    if (t != 0.0f) return rank_noisy(row, rows.vocab, t, noise_keys(rows.seeds[r], rows.positions[r]), best);
+    if (t != 0.0f) return rank_noisy(row, rows.vocab, t, noise_keys(rows.seeds[r], rows.positions[r]), rows.ids, best);
     for (int i = 0; i < rows.vocab; i += 16) best.offer_all(load_scores(row, i, rows.vocab), i);
 }
 
@@ -140,7 +146,7 @@ void coupled_argmax(const SamplingRows& rows, int64_t* tokens, uint8_t* finite) 
         Ranking best{1, &token, &value};
         if (finite[r] && rows.temperatures[r] == 0.0f) token = first_equal(row, rows.vocab, top);
         else if (finite[r]) rank(rows, r, best);
-        tokens[r] = token;
+        tokens[r] = rows.ids ? rows.ids[token] : token;
     }
 }
 
@@ -150,6 +156,7 @@ void top_candidates(const SamplingRows& rows, int wanted, int32_t* tokens, float
         const float top = row_max(row, rows.vocab);
         Ranking best{wanted, tokens + (int64_t)r * wanted, scores + (int64_t)r * wanted};
         if (std::isfinite(top)) rank(rows, r, best);
+        for (int i = 0; rows.ids && i < best.held; i++) best.tokens[i] = (int32_t)rows.ids[best.tokens[i]];
         finish(best, rows.temperatures[r] == 0.0f ? log_sum(row, rows.vocab, top) : NAN);
     }
 }

@@ -10,9 +10,10 @@ struct SamplingRows {
     const float* temperatures;
     const uint64_t* seeds;
     const int64_t* positions;
+    const int64_t* ids;  // [vocab] token id of each place of a row, null = the place itself
 };
 
-// See kernels/reference/sampling.py. A row takes about as long as starting a thread, so there are none.
+// See kernels/reference/sampling.py; here too tokens are ids, not places. A row takes about as long as starting a thread, so there are none.
 void coupled_argmax(const SamplingRows& rows, int64_t* tokens, uint8_t* finite) noexcept;
 
 // tokens, scores: [rows.count, wanted], wanted at least 1.

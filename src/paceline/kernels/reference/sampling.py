@@ -36,7 +36,12 @@ def coupled_argmax(
 
 
 def top_candidates(
-    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int], count: int
+    logits: Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    count: int,
+    token_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """For each row of logits `[rows, vocab]` float32 the `count` best tokens under the values that
     `coupled_argmax` maximises, best first, the lower id on ties: the first is the one it chooses.
@@ -48,8 +53,11 @@ def top_candidates(
 
     A place for which there is no token (`count` above vocab, a value of -inf, a row whose largest logit is
     not finite) holds token -1 and score -inf; such places are the last of their row.
+
+    token_ids: int64 `[vocab]`, where a row is over another vocabulary than the noise and the result: the id
+    of each of its places. Ties then go to the earlier place.
     """
-    values = _values(logits, temperatures, seeds, positions)
+    values = _values(logits, temperatures, seeds, positions, token_ids)
     width = min(count, logits.shape[1])
     ranked, order = values.sort(dim=-1, descending=True, stable=True)
     ranked, order = ranked[:, :width], order[:, :width]
@@ -60,29 +68,34 @@ def top_candidates(
     scores = below - torch.where(sampled, below.logsumexp(-1), whole)[:, None]
     real = logits.amax(-1).isfinite()[:, None] & (ranked > float("-inf"))
     tokens = torch.full((len(logits), count), -1, dtype=torch.int32, device=logits.device)
-    tokens[:, :width] = torch.where(real, order.int(), -1)
+    ids = order if token_ids is None else token_ids[order]
+    tokens[:, :width] = torch.where(real, ids.int(), -1)
     padded = torch.full(tokens.shape, float("-inf"), device=logits.device)
     padded[:, :width] = torch.where(real, scores, float("-inf"))
     return tokens, padded
 
 
 def _values(
-    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
+    logits: Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    token_ids: Tensor | None = None,
 ) -> Tensor:
     """Noise included where the temperature is not 0, float32 `[rows, vocab]`."""
     scores = logits.float()
     if any(temperatures):
         scale = torch.tensor([t or 1.0 for t in temperatures], dtype=torch.float32, device=logits.device)
         keys = [noise_keys(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-        noise = gumbel_noise(torch.tensor(keys, device=logits.device), logits.shape[1])
+        ids = torch.arange(logits.shape[1], device=logits.device) if token_ids is None else token_ids
+        noise = gumbel_noise(torch.tensor(keys, device=logits.device), ids)
         sampled = torch.tensor([bool(t) for t in temperatures], dtype=torch.bool, device=logits.device)
         scores = torch.where(sampled[:, None], scores / scale[:, None] + noise, scores)
     return scores
 
 
-def gumbel_noise(keys: Tensor, vocab: int) -> Tensor:
-    """Noise `[rows, vocab]` of all token ids under int64 keys `[rows, 2]`; see `paceline.core.noise`."""
-    ids = torch.arange(vocab, device=keys.device)
+def gumbel_noise(keys: Tensor, ids: Tensor) -> Tensor:
+    """Noise `[rows, n]` of token ids `[n]` under int64 keys `[rows, 2]`; see `paceline.core.noise`."""
     bits = _mix32(_mix32((ids + keys[:, :1]) & _MASK32) ^ keys[:, 1:])
     v = ((bits >> 1).float() + 0.5) * 2.0**-31
     v = v.clamp(max=1 - 2.0**-24)

@@ -36,17 +36,27 @@ def coupled_argmax(
 
 
 def top_candidates(
-    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int], count: int
+    logits: Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    count: int,
+    token_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.sampling.top_candidates`, which also serves counts above 32."""
     if count > _MOST_CANDIDATES:
-        return reference.top_candidates(logits, temperatures, seeds, positions, count)
-    tokens, scores, _ = _rank(logits, temperatures, seeds, positions, count)
+        return reference.top_candidates(logits, temperatures, seeds, positions, count, token_ids)
+    tokens, scores, _ = _rank(logits, temperatures, seeds, positions, count, token_ids)
     return tokens, scores
 
 
 def _rank(
-    logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int], count: int
+    logits: Tensor,
+    temperatures: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    count: int,
+    token_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens int32 and scores float32 `[rows, count]`, finite bool `[rows]`."""
     rows, vocab = logits.shape
@@ -63,16 +73,19 @@ def _rank(
     tokens = torch.empty((rows, count), dtype=torch.int32, device=device)
     scores = torch.empty((rows, count), dtype=torch.float32, device=device)
     finite = torch.empty(rows, dtype=torch.bool, device=device)
+    names = key_bits if token_ids is None else token_ids.to(device, torch.int32)
     if rows:
         with torch.cuda.device_of(logits):
             rank_kernel[(rows, blocks)](
-                *(logits, heat, key_bits, best, ids, sums, logits.stride(0), vocab),
+                *(logits, heat, key_bits, names, best, ids, sums, logits.stride(0), vocab),
+                NAMED=token_ids is not None,
                 COUNT=count,
                 BLOCK=_BLOCK,
                 enable_fp_fusion=False,
             )
             merge_kernel[(rows,)](
-                *(best, ids, sums, heat, tokens, scores, finite, blocks),
+                *(best, ids, names, sums, heat, tokens, scores, finite, blocks),
+                NAMED=token_ids is not None,
                 COUNT=count,
                 COUNT_PAD=triton.next_power_of_2(count),
                 BLOCKS_PAD=triton.next_power_of_2(blocks),
@@ -124,16 +137,18 @@ def rank_kernel(
     logits_ptr,
     heat_ptr,
     keys_ptr,
+    names_ptr,
     best_ptr,
     ids_ptr,
     sums_ptr,
     stride,
     vocab,
+    NAMED: tl.constexpr,
     COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The COUNT best of a block of the vocabulary, its largest logit (NaN if there is a NaN) and the sum of
-    e^(logit - largest)."""
+    e^(logit - largest). names_ptr: the token id of each place of a row, if NAMED."""
     row, block = tl.program_id(0), tl.program_id(1)
     at = block * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row.to(tl.int64) * stride + at, at < vocab, -_INFINITY).to(tl.float32)
@@ -148,7 +163,8 @@ def rank_kernel(
     if heat != 0.0:
         first = tl.load(keys_ptr + row * 2).to(tl.uint32, bitcast=True)
         second = tl.load(keys_ptr + row * 2 + 1).to(tl.uint32, bitcast=True)
-        values = tl.div_rn(logits, heat) + gumbel(at.to(tl.uint32), first, second)
+        ids = tl.load(names_ptr + at, at < vocab, 0) if NAMED else at
+        values = tl.div_rn(logits, heat) + gumbel(ids.to(tl.uint32), first, second)
     for i in range(COUNT):
         best, where = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
         tl.store(best_ptr + part * COUNT + i, best)
@@ -160,12 +176,14 @@ def rank_kernel(
 def merge_kernel(
     best_ptr,
     ids_ptr,
+    names_ptr,
     sums_ptr,
     heat_ptr,
     tokens_ptr,
     scores_ptr,
     finite_ptr,
     blocks,
+    NAMED: tl.constexpr,
     COUNT: tl.constexpr,
     COUNT_PAD: tl.constexpr,
     BLOCKS_PAD: tl.constexpr,
@@ -190,6 +208,8 @@ def merge_kernel(
         best, where = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
         token = tl.load(ids_ptr + row * blocks * COUNT + where)
         real = finite & (best > -_INFINITY)
+        if NAMED:
+            token = tl.load(names_ptr + token, real, -1)
         ranked = tl.where(place == i, tl.where(real, best, -_INFINITY), ranked)
         tokens = tl.where(place == i, tl.where(real, token, -1), tokens)
         values = tl.where(at == where, -_INFINITY, values)
