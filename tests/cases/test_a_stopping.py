@@ -10,7 +10,7 @@ import pytest
 from paceline import LLM, SamplingParams
 from tests.cases.drafters import constant
 from tests.cases.lab import Lab, assert_same, random_prompt, stream_all
-from tests.tiny import ENGINE, edit_config, successor_logits, write_markov
+from tests.tiny import DRAFTED, ENGINE, edit_config, successor_logits, write_markov
 
 LETTERS = 26
 A, B, C, D = range(4)
@@ -156,7 +156,7 @@ def test_usage_is_counted_after_truncation(alphabet: Lab, stop: dict[str, object
 def test_last_slots_are_not_drafted_for(lab: Lab, extra: int, drafted: int) -> None:
     """A12 With one place left nothing is drafted, with two a single token."""
     params = SamplingParams(max_tokens=4 * 3 + extra)
-    llm = LLM(lab.model, draft=lab.model, num_speculative_tokens=3, **ENGINE)
+    llm = LLM(lab.model, draft=lab.model, num_speculative_tokens=3, **DRAFTED)
     prompt = random_prompt(3, 9)
     (output,) = llm.generate(prompt, params)
     assert_same(output, lab.baseline(prompt, params))

@@ -11,7 +11,7 @@ from paceline import LLM, SamplingParams
 from paceline.core.token_tree import ROOT, TokenTree
 from tests.cases.drafters import bushy, half_right, mistaken
 from tests.cases.lab import Lab, assert_same, random_prompt
-from tests.tiny import ENGINE, VOCAB, write_markov, write_random
+from tests.tiny import DRAFTED, ENGINE, VOCAB, write_markov, write_random
 
 LONG = SamplingParams(max_tokens=40)
 
@@ -92,7 +92,7 @@ def test_a_likely_token_is_not_good_enough(models: Path, k: int) -> None:
     target = np.log(np.tile([0.3, 0.5, 0.1, 0.1], (4, 1)))
     draft = np.log(np.tile([0.6, 0.2, 0.1, 0.1], (4, 1)))
     folders = [write_markov(models / f"c08-{k}-{place}", each) for place, each in enumerate((target, draft))]
-    llm = LLM(folders[0], draft=folders[1], num_speculative_tokens=k, **ENGINE)
+    llm = LLM(folders[0], draft=folders[1], num_speculative_tokens=k, **DRAFTED)
     (output,) = llm.generate([[2]], SamplingParams(max_tokens=20))
     assert output.token_ids == [1] * 20
     assert output.speculation.num_draft_tokens > 0

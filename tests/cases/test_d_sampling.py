@@ -15,7 +15,7 @@ from paceline import LLM, RequestOutput, SamplingParams
 from paceline.core.token_tree import ROOT, TokenTree
 from tests.cases.drafters import RuleDrafter, constant
 from tests.cases.lab import Lab, assert_same, random_prompt
-from tests.tiny import ENGINE, write_markov
+from tests.tiny import DRAFTED, ENGINE, write_markov
 
 SAMPLES = 1500
 SIZE = 8
@@ -95,7 +95,7 @@ def test_joint_distribution_of_two_tokens(
     """D02 D04 With a draft model near or far, two tokens of one round are jointly distributed as the target
     has them, and are, seed by seed, those of plain decoding."""
     small = write_markov(models / f"chain-{draft}", DRAFTS[draft])
-    llm = LLM(chain, draft=small, num_speculative_tokens=3, max_num_seqs=64, **ENGINE)
+    llm = LLM(chain, draft=small, num_speculative_tokens=3, max_num_seqs=64, **DRAFTED)
     outputs = sampled(llm, params)
     plain = LLM(chain, draft="none", max_num_seqs=64, **ENGINE)
     assert [o.token_ids for o in sampled(plain, params, 300)] == [o.token_ids for o in outputs[:300]]
@@ -122,7 +122,7 @@ def test_siblings_leave_the_distribution_alone(chain: Path, siblings: list[int])
 
 def test_the_draft_model_samples_with_the_targets_filters(lab: Lab) -> None:
     """D03 With one model in both roles and top_k 1, sampled output is greedy and every guess is taken."""
-    llm = LLM(lab.model, draft=lab.model, num_speculative_tokens=4, **ENGINE)
+    llm = LLM(lab.model, draft=lab.model, num_speculative_tokens=4, **DRAFTED)
     prompt = random_prompt(5, 7)
     (output,) = llm.generate(prompt, SamplingParams(max_tokens=41, temperature=1.0, top_k=1, seed=3))
     assert output.token_ids == lab.baseline(prompt, SamplingParams(max_tokens=41)).token_ids
@@ -134,7 +134,7 @@ def test_the_draft_model_samples_with_the_targets_filters(lab: Lab) -> None:
 def test_a_pause_in_drafting_changes_no_sample(lab: Lab) -> None:
     """D07 A sampled request whose drafting stops and resumes emits what it would without speculation."""
     table = [(1, 3), (3, 0)]
-    llm = LLM(lab.model, draft=lab.model, length_by_batch_size=table, **ENGINE)
+    llm = LLM(lab.model, draft=lab.model, length_by_batch_size=table, **DRAFTED)
     lengths = [60, 12, 25, 40, 9]
     prompts = [random_prompt(seed, 4 + seed) for seed in range(5)]
     params = [SamplingParams(max_tokens=n, temperature=0.9, seed=n) for n in lengths]

@@ -148,6 +148,8 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "tree_passes": {"draft": "model", "mode": "serial-tree"},
     "tree_shape": {"draft": "model", "growth": "fixed-shape"},
     "fan_out": {"draft": "model", "mode": "outcome-cache"},
+    "draft_dtype": {"draft": "model"},
+    "mode": {"draft": "model"},
 }
 """Without which an option would be refused."""
 ELSEWHERE = {"model", "device", "draft_address", "draft_key_file"}

@@ -19,7 +19,7 @@ from tests.cases.drafters import RuleDrafter, constant, half_right
 from tests.cases.lab import Lab, assert_no_slot_lost, assert_same, random_prompt
 from tests.core.test_engine_core import arrive, assert_no_leak, make_core, make_drive
 from tests.core.toy import toy_generate
-from tests.tiny import ENGINE
+from tests.tiny import DRAFTED, ENGINE
 
 
 async def read(engine: AsyncLLM, prompt: list[int], params: SamplingParams, chunks: int) -> list[int]:
@@ -164,7 +164,7 @@ def test_a_draft_for_a_former_owner_is_dropped() -> None:
 
 def test_nothing_is_kept_of_200_requests(lab: Lab) -> None:
     """I06 After many requests that ended in every way all slots are free again, the drafter's too."""
-    llm = LLM(lab.model, draft=lab.model, max_num_seqs=8, **ENGINE)
+    llm = LLM(lab.model, draft=lab.model, max_num_seqs=8, **DRAFTED)
     drafter = cast(LocalExecutor, llm.engine._executor)._drafter
     rng = random.Random(6)
     prompts, params = [], []
@@ -369,7 +369,7 @@ class Interrupting:
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("device lost")])
 def test_an_interrupted_step_is_survived(lab: Lab, at: int, error: BaseException) -> None:
     """I08 A step that fails or is interrupted ends the requests in it; the engine serves the next ones."""
-    llm = LLM(lab.model, draft=lab.model, num_speculative_tokens=3, max_batch_tokens=16, **ENGINE)
+    llm = LLM(lab.model, draft=lab.model, num_speculative_tokens=3, max_batch_tokens=16, **DRAFTED)
     prompts, params = [random_prompt(seed, 20) for seed in range(3)], SamplingParams(max_tokens=12)
     executor = cast(LocalExecutor, llm.engine._executor)
     executor._run = Interrupting(executor._run, at, error)  # type: ignore[method-assign]

@@ -12,14 +12,14 @@ from paceline import LLM, SamplingParams
 from paceline.core.stats import SpeculationStats
 from tests.cases.drafters import mistaken
 from tests.cases.lab import Lab, assert_no_slot_lost, assert_same, random_prompt
-from tests.tiny import ENGINE, write_random
+from tests.tiny import DRAFTED, ENGINE, write_random
 
 LONG = SamplingParams(max_tokens=200)
 
 
 def twin(model: Path, **options: Any) -> LLM:
     """An engine whose draft model is its target."""
-    return LLM(model, draft=model, **{**ENGINE, **options})
+    return LLM(model, draft=model, **{**DRAFTED, **options})
 
 
 def assert_perfect(stats: SpeculationStats) -> None:
@@ -43,14 +43,14 @@ def test_draft_cache_survives_refusals(models: Path, lab: Lab) -> None:
     """K01 A draft model's acceptance late in a text is that of a draft model which starts there afresh."""
     # A head of its own makes the draft wrong at some places; its cache must not make it wrong at more.
     draft = write_random(models / "near", head_noise=0.2)
-    llm = LLM(lab.model, draft=draft, num_speculative_tokens=4, **ENGINE)
+    llm = LLM(lab.model, draft=draft, num_speculative_tokens=4, **DRAFTED)
     prompt = random_prompt(2, 5)
     whole = llm.generate([prompt], LONG)[0]
     text = [*prompt, *whole.token_ids]
     assert 0.2 < (whole.speculation.acceptance_rate or 0) < 0.9
     late = SpeculationStats()
     for start in (100, 130, 160):
-        cold = LLM(lab.model, draft=draft, num_speculative_tokens=4, **ENGINE)
+        cold = LLM(lab.model, draft=draft, num_speculative_tokens=4, **DRAFTED)
         warm = llm.generate([text[:start]], SamplingParams(max_tokens=40))[0]
         fresh = cold.generate([text[:start]], SamplingParams(max_tokens=40))[0]
         assert warm.speculation == fresh.speculation
@@ -141,8 +141,8 @@ def test_running_requests_share_a_prompt_in_the_draft_cache(lab: Lab) -> None:
 def test_golden_acceptance(models: Path, lab: Lab, kind: str, drafted: int, accepted: int) -> None:
     """K06 A fixed pair of models accepts, on fixed prompts, as many guesses as it always did."""
     draft = write_random(models / "golden", head_noise=0.2) if kind == "model" else kind
-    options = {**ENGINE, "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    llm = LLM(lab.model, draft=draft, **options)
+    options = {"ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 3}, "model": {"draft_dtype": "float32"}}
+    llm = LLM(lab.model, draft=draft, num_speculative_tokens=4, **ENGINE, **options[kind])
     llm.generate([random_prompt(seed, 10) for seed in range(8)], SamplingParams(max_tokens=60))
     stats = llm.engine.core.speculation
     # Sums in another order, on another processor, may flip a near tie and the rest of one text.

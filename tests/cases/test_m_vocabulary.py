@@ -9,7 +9,7 @@ import pytest
 
 from paceline import LLM, ModelError, SamplingParams
 from tests.cases.lab import Lab, assert_same
-from tests.tiny import ENGINE, letters_tokenizer, successor_logits, write_markov, write_random
+from tests.tiny import DRAFTED, ENGINE, letters_tokenizer, successor_logits, write_markov, write_random
 
 EIGHT = successor_logits(8, {i: (i + 3) % 8 for i in range(8)}, 0)
 ABC = letters_tokenizer("abcdefgh")
@@ -38,15 +38,15 @@ def test_another_vocabulary_is_refused(models: Path, letters: Lab, vocabulary: s
     logits = successor_logits(size, {}, 0)
     draft = write_markov(models / vocabulary, logits, tokenizer=letters_tokenizer(vocabulary))
     with pytest.raises(ModelError, match=first):
-        LLM(letters.model, draft=draft, **ENGINE)
+        LLM(letters.model, draft=draft, **DRAFTED)
 
 
 def test_an_unrelated_tokenizer_is_refused(letters: Lab, lab: Lab) -> None:
     """M01 Neither model of an unrelated pair can serve as the draft of the other."""
     with pytest.raises(ModelError, match="id 0"):
-        LLM(letters.model, draft=lab.model, **ENGINE)
+        LLM(letters.model, draft=lab.model, **DRAFTED)
     with pytest.raises(ModelError, match="id 0"):
-        LLM(lab.model, draft=letters.model, **ENGINE)
+        LLM(lab.model, draft=letters.model, **DRAFTED)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -56,7 +56,7 @@ def test_padding_rows_do_no_harm(models: Path, letters: Lab, larger: str, temper
     folder = models / f"padded-{larger}-{temperature}"
     wide = write_markov(folder, padded(winning=larger == "draft"), tokenizer=ABC)
     target, draft = (wide, letters.model) if larger == "target" else (letters.model, wide)
-    llm = LLM(target, draft=draft, num_speculative_tokens=4, **ENGINE)
+    llm = LLM(target, draft=draft, num_speculative_tokens=4, **DRAFTED)
     params = SamplingParams(max_tokens=41, temperature=temperature, seed=2)
     (output,) = llm.generate([[1, 2]], params)
     assert_same(output, letters.baseline([1, 2], params))
@@ -69,7 +69,7 @@ def test_a_target_that_emits_padding(models: Path) -> None:
     wide = Lab(write_markov(models / "wild", padded(winning=True), tokenizer=ABC))
     output = wide.check([1], SamplingParams(max_tokens=9), 3)
     assert (output.token_ids, output.text) == ([8, 0, 8, 0, 8, 0, 8, 0, 8], "aaaa")
-    llm = LLM(wide.model, draft=wide.model, num_speculative_tokens=3, **ENGINE)
+    llm = LLM(wide.model, draft=wide.model, num_speculative_tokens=3, **DRAFTED)
     (drafted,) = llm.generate([[1]], SamplingParams(max_tokens=9))
     assert drafted.token_ids == output.token_ids
 
@@ -90,6 +90,6 @@ def test_a_missing_draft_is_refused(lab: Lab, tmp_path: Path) -> None:
     folder = write_random(tmp_path / "broken")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="safetensors"):
-        LLM(lab.model, draft=folder, **ENGINE)
+        LLM(lab.model, draft=folder, **DRAFTED)
     with pytest.raises(ModelError, match="there is no model"):
         LLM(lab.model, draft="no-such-drafter", **ENGINE)

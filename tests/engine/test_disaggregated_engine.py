@@ -26,13 +26,13 @@ from paceline.engine.draft_group import DraftGroup
 from paceline.engine.replay import replay
 from tests.cases.lab import random_prompt
 from tests.engine.draft_drive import worker_pid
-from tests.tiny import ENGINE, write_random
+from tests.tiny import DRAFTED, ENGINE, write_random
 from tests.tiny_checkpoints import tiny_tokenizer
 
 PROMPTS = [random_prompt(seed, length) for seed, length in enumerate((3, 12, 40, 90))]
 GREEDY = SamplingParams(max_tokens=60, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=60, temperature=0.8, seed=7, logprobs=2)
-APART: dict[str, Any] = {**ENGINE, "placement": "disaggregated"}
+APART: dict[str, Any] = {**DRAFTED, "placement": "disaggregated"}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_every_way_of_working_apart_gives_the_same_output(
 
 
 def test_a_drafter_without_a_model_works_apart_too(models: tuple[Path, Path], plain: LLM) -> None:
-    with LLM(models[0], draft="ngram", **APART) as llm:
+    with LLM(models[0], draft="ngram", placement="disaggregated", **ENGINE) as llm:
         slow_down(llm, 0.002)
         check(llm, plain, GREEDY)
         assert llm.engine.core.speculation.num_drafted_nodes > 0
@@ -189,7 +189,7 @@ def test_a_start_that_fails_half_way_leaves_nothing_running(
 
     monkeypatch.setattr(build, step, failing)
     with pytest.raises(EngineError, match="no"):
-        LLM(models[0], draft="ngram", **APART)
+        LLM(models[0], draft="ngram", placement="disaggregated", **ENGINE)
     assert not [child for child in psutil.Process().children() if "draft_worker" in str(child.cmdline())]
     assert not [thread for thread in threading.enumerate() if "paceline-draft" in thread.name]
 

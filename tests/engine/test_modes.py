@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any, get_args
 
 import pytest
@@ -62,10 +61,36 @@ def test_without_a_name_it_is_the_best_for_the_placement(placement: str | None, 
         *(
             (
                 {"draft": draft, "growth": growth},
-                f"growth is {growth} but the drafter is {draft}",
-                "only a draft model grows trees",
+                f"growth is {growth} but {reason}",
+                "leave it out",
             )
-            for draft, growth in product(("ngram", "none"), GROWTHS)
+            for growth in GROWTHS
+            for draft, reason in (
+                ("ngram", "the drafter is ngram, which grows no trees"),
+                ("none", "speculation.draft is none"),
+            )
+        ),
+        *(
+            (
+                {"draft": "ngram", "mode": name},
+                f"mode is {name} but the drafter is ngram, which grows no trees",
+                "choose a draft model, or leave mode out",
+            )
+            for name, mode in MODES.items()
+            if mode.needs_trees
+        ),
+        *(
+            ({"draft": draft} | options, cause, "leave it out")
+            for draft, options, cause in (
+                (
+                    "ngram",
+                    {"draft_dtype": "int8"},
+                    "draft_dtype is int8 but the drafter is ngram, which has no",
+                ),
+                ("none", {"draft_dtype": "int8"}, "draft_dtype is int8 but speculation.draft is none"),
+                ("embedded", {"prompt_lookup_max": 9}, "is embedded, which looks up no n-grams"),
+                ("none", {"prompt_lookup_min": 1}, "prompt_lookup_min is 1 but speculation.draft is none"),
+            )
         ),
         *(
             (
@@ -83,7 +108,7 @@ def test_without_a_name_it_is_the_best_for_the_placement(placement: str | None, 
                 ("tree_shape", "by the rule calibrated", {"mode": "overlapped", "tree_shape": [2, 2]}),
                 ("tree_passes", "in mode overlapped", {"mode": "overlapped", "tree_passes": 3}),
                 ("tree_passes", "autoregressive", {"mode": "autoregressive", "tree_passes": 3}),
-                ("tree_width", "only a draft model", {"draft": "ngram", "tree_width": 3}),
+                ("tree_width", "grows no trees", {"draft": "ngram", "tree_width": 3}),
             )
         ),
     ],

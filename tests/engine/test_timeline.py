@@ -18,10 +18,10 @@ from paceline.core.work import Proposal
 from paceline.engine.timeline import Timeline
 from tests.cases.drafters import RuleDrafter, constant
 from tests.engine.draft_drive import worker_pid
-from tests.tiny import ENGINE, write_random
+from tests.tiny import DRAFTED, ENGINE, write_random
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-FOUR: dict[str, Any] = {**ENGINE, "num_speculative_tokens": 4}
+FOUR: dict[str, Any] = {**DRAFTED, "num_speculative_tokens": 4}
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 
 # ---------------------------------------------------------------- given passes

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import click
 
 from paceline.config import Config, Device, Dtype, load_config
+from paceline.drafters.registry import named
 from paceline.errors import ConfigError
 
 
@@ -57,7 +58,7 @@ def command(
 
 
 def _config(model: str, values: dict[str, Any]) -> Config:
-    if model == "none":
+    if not named(model):
         raise ConfigError('MODEL is "none": there is nothing to serve.')
     options = {
         "draft": model,

@@ -23,6 +23,7 @@ from paceline.cli._report import Comparison, as_object, summary
 from paceline.cli._stream import stream
 from paceline.config import Config
 from paceline.core.params import SamplingParams
+from paceline.drafters.registry import drafters_of
 from paceline.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _check(config: Config, params: SamplingParams, values: dict[str, Any]) -> No
     speculation = config.speculation
     table = speculation.length_by_batch_size
     guesses = any(length for _, length in table) if table else speculation.num_speculative_tokens != 0
-    none = speculation.draft == "none" or config.groups.mode == "autoregressive"
+    none = not drafters_of(config) or config.groups.mode == "autoregressive"
     if values["compare"] and (none or not guesses):
         raise click.UsageError("--compare needs speculation, which this configuration turns off.")
 

@@ -13,6 +13,8 @@ from paceline.core.growth import DraftTree
 from paceline.core.kv_ledger import KVLedger
 from paceline.core.sampling import Unsampleable
 from paceline.core.token_tree import ROOT
+from paceline.drafters.base import Drafter
+from paceline.drafters.registry import Materials
 from paceline.drafters.tree_drafter import Candidates, DraftSequence, Leaf
 from paceline.execution.forward_batch import Segment
 from paceline.execution.model_runner import ModelRunner
@@ -236,3 +238,16 @@ def _plain_candidates(logits: Tensor, leaves: Sequence[Leaf]) -> list[Candidates
         count = min(leaf.count, sum(token >= 0 for token in ids))
         found.append(Candidates(ids[:count], values[:count]))
     return found
+
+
+def made(materials: Materials) -> Drafter:
+    assert materials.runner is not None
+    limits = materials.limits
+    model = DraftModel(
+        materials.runner(min(limits.context_length, materials.context_length)),
+        target_vocab_size=materials.target_vocab_size,
+        eos_token_ids=materials.eos_token_ids,
+        num_slots=limits.num_slots,
+        chunk_tokens=limits.max_batch_tokens,
+    )
+    return materials.tree(model)

@@ -9,6 +9,7 @@ from paceline.core.text_index import IndexedText
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import Announcement
 from paceline.drafters.base import PerRequestDrafter
+from paceline.drafters.registry import Materials
 from paceline.errors import ConfigError
 
 
@@ -35,3 +36,7 @@ class NgramDrafter(PerRequestDrafter[IndexedText]):
 
     def guess(self, state: IndexedText, max_nodes: int, max_depth: int) -> TokenTree:
         return TokenTree.chain(state.continuation(min(max_nodes, max_depth)))
+
+
+def made(materials: Materials) -> NgramDrafter:
+    return NgramDrafter(materials.speculation.prompt_lookup_min, materials.speculation.prompt_lookup_max)

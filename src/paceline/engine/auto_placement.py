@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from paceline.config import Config, GroupsConfig
 from paceline.core.scheduler import Limits
+from paceline.drafters.registry import MODEL, drafters_of
 from paceline.engine.device_groups import DeviceGroup, groups_of
 from paceline.engine.machine import resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup
@@ -58,7 +59,7 @@ def settled(config: Config, *, own_drafter: bool = False) -> Config:
 
 def _given(config: Config, *, own_drafter: bool) -> Settled | None:
     """What follows without measuring."""
-    groups, draft = config.groups, config.speculation.draft
+    groups, drafters = config.groups, drafters_of(config, own_drafter=own_drafter)
     placement: Settled = "serial"
     if groups.mode is not None:
         placement = "disaggregated" if MODES[groups.mode].separate else "serial"
@@ -67,8 +68,10 @@ def _given(config: Config, *, own_drafter: bool) -> Settled | None:
         reason = "the drafter is an object of this process"
     elif groups.draft_address:
         placement, reason = "disaggregated", "the drafter is on another host"
-    elif draft in ("ngram", "none"):
-        reason = f"guesses by {draft} take no time"
+    elif not any(each.kind.weights for each in drafters):
+        reason = f"guesses by {config.speculation.draft} take no time"
+    elif [each.kind for each in drafters] != [MODEL]:
+        reason = "only a draft model by itself is measured"
     else:
         return None
     logger.info("placement: %s, because %s", placement, reason)

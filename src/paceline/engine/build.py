@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,7 @@ from paceline.config import Config, GroupsConfig, SpeculationConfig
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
-from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.ngram import NgramDrafter
-from paceline.drafters.tree_drafter import TreeDrafter
+from paceline.drafters.registry import drafters_of
 from paceline.engine.assembly import Draft, Parts, assembled, runs_apart
 from paceline.engine.attachment import Patience
 from paceline.engine.auto_placement import settled
@@ -24,16 +21,15 @@ from paceline.engine.device_groups import DeviceGroup, drafter_group, groups_of
 from paceline.engine.draft_group import DraftGroup
 from paceline.engine.draft_host import DraftHost, LocalHost, RemoteHost
 from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
+from paceline.engine.drafting import TargetTerms, chosen_drafters
 from paceline.engine.engine import Engine
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup, limits_of
-from paceline.engine.modes import Mode, ahead_passes, growth_rule, mode_of, most_guesses
+from paceline.engine.modes import Mode, ahead_passes, mode_of
 from paceline.engine.replay import EventLog
 from paceline.errors import ConfigError, shown
 from paceline.execution.target import TargetExecutor
-from paceline.loading import LoadedModel, check_same_vocabulary, load
-
-_PASS_LEAVES = 64
+from paceline.loading import LoadedModel, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
     """
     started = time.perf_counter()
     config = settled(config, own_drafter=drafter is not None)
-    mode = mode_of(config)
+    mode = mode_of(config, own_drafter=drafter is not None)
     separate = runs_apart(config, mode)
     _check_draft(config, mode, drafter, separate=separate)
     device = resolve_device(config)
@@ -63,24 +59,22 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         model = load(config.model)
         target_group, draft_group = groups_of(config, device, separate=separate)
         target = ModelSetup(model, precision, device, target_group, config.exact)
-        drafts = mode.name != "autoregressive" and (drafter is not None or config.speculation.draft != "none")
-        draft_model = None
-        if drafts and drafter is None and not config.groups.draft_address:
-            draft_model = _draft_setup(config, model, device, draft_group)
-        per_token = target.kv_bytes_per_token + (draft_model.kv_bytes_per_token if draft_model else 0)
+        names = drafters_of(config, own_drafter=drafter is not None) if mode.name != "autoregressive" else ()
+        chosen = chosen_drafters(config, names, device, draft_group, model)
+        per_token = target.kv_bytes_per_token + sum(each.kv_bytes_per_token for each in chosen)
         limits = limits_of(config, model, per_token, target.free_bytes)
         runner = target.runner(limits, limits.context_length)
         on_failure.callback(runner.close)
         events: SimpleQueue[Any] = SimpleQueue()
         draft = Draft()
-        if drafts and separate:
+        if names and separate:
             group = _draft_group(config, mode, model, limits, draft_group, events)
             on_failure.callback(group.close)
             draft = Draft(group.start(), group=group)
-        elif drafts:
-            vocab_size, ends = model.vocab_size, model.eos_token_ids
-            own = drafter or _drafter(config, mode, draft_model, limits, vocab_size, ends)
-            draft = Draft(own.needs, own)
+        elif names:
+            terms = TargetTerms(model.vocab_size, tuple(model.eos_token_ids))
+            made = drafter or chosen[0].make(config, mode, limits, terms)
+            draft = Draft(made.needs, made)
         parts = Parts(
             config=config,
             mode=mode,
@@ -105,13 +99,10 @@ def build_drafter(spec: DraftGroupSpec) -> Drafter:
     """The drafter of a draft group, in the group's own process. Raises as `build` does."""
     config = spec.config
     device = resolve_device(config)
-    draft = None
-    if config.speculation.draft not in ("ngram", "none"):
-        precision = resolve_precision(config.speculation.draft_dtype, device)
-        group = drafter_group(config, device, spec.cores)
-        draft = ModelSetup(load(config.speculation.draft), precision, device, group, config.exact)
-    limits = draft.affordable(spec.limits) if draft is not None else spec.limits
-    return _drafter(config, mode_of(config), draft, limits, spec.target_vocab_size, spec.eos_token_ids)
+    group = drafter_group(config, device, spec.cores)
+    (chosen,) = chosen_drafters(config, drafters_of(config), device, group)
+    terms = TargetTerms(spec.target_vocab_size, spec.eos_token_ids)
+    return chosen.make(config, mode_of(config), chosen.affordable(spec.limits), terms)
 
 
 # ---------------------------------------------------------------- checks
@@ -142,8 +133,9 @@ def _check_draft(config: Config, mode: Mode, drafter: object | None, *, separate
 def _check_address(config: Config, mode: Mode, *, separate: bool) -> None:
     """What would be ignored is refused: another host's drafter is that host's to choose."""
     speculation, default = config.speculation, SpeculationConfig()
-    if mode.name == "autoregressive" or speculation.draft == "none":
-        cause = "speculation.draft is none" if speculation.draft == "none" else f"groups.mode is {mode.name}"
+    nothing = not drafters_of(config)
+    if mode.name == "autoregressive" or nothing:
+        cause = "speculation.draft is none" if nothing else f"groups.mode is {mode.name}"
         raise ConfigError(f"groups.draft_address is set but {cause}: leave out one of them.")
     if not separate:
         raise ConfigError(
@@ -178,46 +170,7 @@ def _check_own_drafter(drafter: object) -> None:
         )
 
 
-# ---------------------------------------------------------------- drafters
-
-
-def _draft_setup(config: Config, target: LoadedModel, device: str, group: DeviceGroup) -> ModelSetup | None:
-    """The configured draft model, if the drafter is one."""
-    if config.speculation.draft in ("none", "ngram"):
-        return None
-    draft = load(config.speculation.draft)
-    check_same_vocabulary(target.tokenizer, draft.tokenizer)
-    precision = resolve_precision(config.speculation.draft_dtype, device)
-    return ModelSetup(draft, precision, device, group, config.exact)
-
-
-def _drafter(
-    config: Config,
-    mode: Mode,
-    draft: ModelSetup | None,
-    limits: Limits,
-    target_vocab_size: int,
-    eos_token_ids: Sequence[int],
-) -> Drafter:
-    if draft is None:
-        return NgramDrafter(config.speculation.prompt_lookup_min, config.speculation.prompt_lookup_max)
-    context = min(limits.context_length, draft.model.context_length)
-    candidates = DraftModel(
-        draft.runner(limits, context),
-        target_vocab_size=target_vocab_size,
-        eos_token_ids=eos_token_ids,
-        num_slots=limits.num_slots,
-        chunk_tokens=limits.max_batch_tokens,
-    )
-    rule = growth_rule(mode, config.tree, most_guesses(config, mode))
-    return TreeDrafter(
-        candidates,
-        rule,
-        keep_tree=mode.keep_tree,
-        top_up=mode.top_up,
-        pass_leaves=min(_PASS_LEAVES, limits.max_batch_tokens),
-        thrifty=mode.overlapped,
-    )
+# ---------------------------------------------------------------- a drafter elsewhere
 
 
 def _draft_group(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.config import Config
+from paceline.drafters.registry import drafters_of
 from paceline.engine.machine import num_threads, usable_cores
 from paceline.errors import ConfigError, shown
 from paceline.execution.parallel import Place
@@ -92,7 +93,7 @@ def groups_of(config: Config, device: str, *, separate: bool) -> tuple[DeviceGro
 
 
 def _has_drafter(config: Config) -> bool:
-    return config.speculation.draft != "none" and config.groups.mode != "autoregressive"
+    return bool(drafters_of(config)) and config.groups.mode != "autoregressive"
 
 
 def _in_one_rank(group: DeviceGroup) -> DeviceGroup:

@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.config import Config
 from paceline.drafters.base import Drafter
+from paceline.drafters.registry import MODEL, named
 from paceline.engine.build import build_drafter
 from paceline.engine.channel import Keys, Listener
 from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
@@ -27,7 +28,7 @@ class DraftServer:
         """Raises ModelError if the model cannot be loaded, EngineError if the port is taken."""
         self._own = own
         self._vocabulary = ""
-        if own.speculation.draft != "ngram":
+        if any(each.kind is MODEL for each in named(own.speculation.draft)):
             self._vocabulary = fingerprint(load(own.speculation.draft).tokenizer.vocabulary())
         self._listener = Listener(endpoint, keys.worker, keys.engine_public)
         self.endpoint = self._listener.endpoint

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from paceline.config import Config, TreeConfig
+from paceline.config import Config, SpeculationConfig, TreeConfig
 from paceline.core.draft_lane import DraftPolicy
 from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize
 from paceline.core.growth import BestFirst, Calibrated, Chain, FixedShape, GrowthRule, Layers
 from paceline.core.outcomes import OutcomeCache
+from paceline.drafters.registry import OWN, NamedDrafter, drafters_of
 from paceline.engine.draft_messages import AheadMode
 from paceline.errors import ConfigError, shown
 
@@ -21,8 +22,9 @@ class Mode:
     """separate: the drafter needs a process of its own.  overlapped: the target waits for nobody.
     ahead: what the drafter does while the target is busy: nothing, grow and send the nodes, or grow and keep
     them until it is asked.  growth: the rule, unless another is chosen.  keep_tree, top_up: see
-    `drafters.tree_drafter.TreeDrafter`.  num_guesses: per verification, unless another number is chosen.
-    planned: whether that is a bound, within which `core.planner` decides."""
+    `drafters.tree_drafter.TreeDrafter`.  needs_trees: whether it takes a drafter that grows some.
+    num_guesses: per verification, unless another number is chosen.  planned: whether that is a bound, within
+    which `core.planner` decides."""
 
     name: str
     growth: str
@@ -31,6 +33,7 @@ class Mode:
     ahead: AheadMode = "off"
     keep_tree: bool = True
     top_up: bool = False
+    needs_trees: bool = False
     num_guesses: int = 7
     planned: bool = False
 
@@ -41,13 +44,21 @@ MODES = {
         Mode("autoregressive", "chain"),
         Mode("serial-chain", "chain", planned=True),
         # SpecExec, arXiv 2406.02532: the best nodes of a tree grown before each verification.
-        Mode("serial-tree", "best-first"),
+        Mode("serial-tree", "best-first", needs_trees=True),
         # SwiftSpec, arXiv 2506.11309, as published: a persistent tree, one meeting per round.
-        Mode("swiftspec", "best-first", separate=True, ahead="silent", top_up=True),
+        Mode("swiftspec", "best-first", separate=True, ahead="silent", top_up=True, needs_trees=True),
         # PipeInfer, arXiv 2407.11798: at the same time, but a verdict ends what was drafted meanwhile.
-        Mode("discard", "best-first", separate=True, ahead="silent", top_up=True, keep_tree=False),
+        Mode(
+            "discard",
+            "best-first",
+            separate=True,
+            ahead="silent",
+            top_up=True,
+            keep_tree=False,
+            needs_trees=True,
+        ),
         # Saguaro, arXiv 2603.03251: a chain for each likely outcome.
-        Mode("outcome-cache", "outcomes", separate=True, ahead="silent"),
+        Mode("outcome-cache", "outcomes", separate=True, ahead="silent", needs_trees=True),
         Mode(
             "overlapped",
             "calibrated",
@@ -63,8 +74,11 @@ MODES = {
 _WITHOUT_A_NAME = {"serial": "serial-chain", "disaggregated": "overlapped"}
 
 
-def mode_of(config: Config) -> Mode:
-    """The mode asked for, or the best known for the placement. Raises ConfigError for a contradiction."""
+def mode_of(config: Config, *, own_drafter: bool = False) -> Mode:
+    """The mode asked for, or the best known for the placement. own_drafter: it is an object of the caller's.
+
+    Raises ConfigError for a contradiction.
+    """
     placement, name = config.groups.placement, config.groups.mode
     if placement == "auto":
         raise ConfigError("groups.placement is auto: it must be settled before.")
@@ -74,14 +88,17 @@ def mode_of(config: Config) -> Mode:
             f"groups.mode is {mode.name}, which runs draft and target at the same time, but groups.placement "
             "is serial: leave placement out, or choose disaggregated."
         )
-    _check_none(config, mode)
-    _check_tree(config, mode)
+    drafters = drafters_of(config, own_drafter=own_drafter)
+    _check_none(config, mode, drafters)
+    _check_grows(config, mode, drafters)
+    _check_tree(config, mode, drafters)
+    _check_speculation(config, mode, drafters)
     return mode
 
 
-def _check_none(config: Config, mode: Mode) -> None:
+def _check_none(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) -> None:
     """Refuses what only a drafter could honour where nothing is guessed."""
-    if config.speculation.draft == "none" and not config.groups.draft_address:
+    if not drafters and not config.groups.draft_address:
         reason = "speculation.draft is none"
         separate = mode.separate or config.groups.placement == "disaggregated"
     elif mode.name == "autoregressive":
@@ -97,15 +114,22 @@ def _check_none(config: Config, mode: Mode) -> None:
         )
 
 
-def _check_tree(config: Config, mode: Mode) -> None:
+def _check_grows(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) -> None:
+    """Refuses a mode that is about trees where none of the drafters grows one."""
+    able = any(each.kind.grows_trees or each.kind is OWN for each in drafters)
+    if mode.needs_trees and drafters and not able:
+        raise ConfigError(
+            f"groups.mode is {config.groups.mode} but {_reason(drafters, 'grows no trees')}: choose a draft "
+            "model, or leave mode out."
+        )
+
+
+def _check_tree(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) -> None:
     """Refuses options of trees that the mode's rule would not look at."""
-    rule, draft = (
-        mode.growth if config.tree.growth == "auto" else config.tree.growth,
-        config.speculation.draft,
-    )
+    rule = mode.growth if config.tree.growth == "auto" else config.tree.growth
     looked_at: set[str] = set()
-    if draft in ("ngram", "none") and not config.groups.draft_address:
-        reason = f"the drafter is {draft}: only a draft model grows trees"
+    if not any(each.kind.grows_trees for each in drafters):
+        reason = _reason(drafters, "grows no trees")
     elif mode.name == "autoregressive":
         reason = "groups.mode is autoregressive: nothing is guessed"
     elif mode.growth == "outcomes" and config.tree.growth != "auto":
@@ -121,6 +145,35 @@ def _check_tree(config: Config, mode: Mode) -> None:
             raise ConfigError(f"tree.{name} is {written} but {reason}: leave it out.")
 
 
+def _check_speculation(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) -> None:
+    """Refuses options of drafters that none of those chosen would look at."""
+    kinds = [each.kind for each in drafters]
+    ignored = {
+        "draft_dtype": ("has no weights", any(kind.weights for kind in kinds)),
+        "prompt_lookup_min": ("looks up no n-grams", _lookups(mode, drafters)),
+        "prompt_lookup_max": ("looks up no n-grams", _lookups(mode, drafters)),
+    }
+    default = SpeculationConfig()
+    for name, (lack, looked_at) in ignored.items():
+        value = getattr(config.speculation, name)
+        if value != getattr(default, name) and not looked_at:
+            raise ConfigError(f"speculation.{name} is {value} but {_reason(drafters, lack)}: leave it out.")
+
+
+def _lookups(mode: Mode, drafters: Sequence[NamedDrafter]) -> bool:
+    """Whether n-grams are: by a drafter, or by the core for a target that waits for nobody."""
+    return bool(drafters) and (mode.overlapped or any(each.kind.looks_up for each in drafters))
+
+
+def _reason(drafters: Sequence[NamedDrafter], lack: str) -> str:
+    """lack: what is said of every drafter there is."""
+    if not drafters:
+        return "speculation.draft is none"
+    if any(each.kind is OWN for each in drafters):
+        return "the drafter is an object of your own, which no option reaches"
+    return f"the drafter is {' + '.join(each.name for each in drafters)}, which {lack}"
+
+
 def draft_policy(config: Config, mode: Mode, needs: DrafterNeeds | None) -> DraftPolicy:
     """needs: of the drafter, None = there is none."""
     speculation = config.speculation
@@ -129,8 +182,7 @@ def draft_policy(config: Config, mode: Mode, needs: DrafterNeeds | None) -> Draf
     fixed = speculation.num_speculative_tokens is not None or bool(speculation.length_by_batch_size)
     fixed = fixed or config.tree.growth == "fixed-shape"
     # Where the target waits for nobody, the request's own text fills up what the drafter leaves open.
-    looks_up = mode.overlapped and speculation.draft != "none"
-    lookup = (speculation.prompt_lookup_min, speculation.prompt_lookup_max) if looks_up else None
+    lookup = (speculation.prompt_lookup_min, speculation.prompt_lookup_max) if mode.overlapped else None
     return DraftPolicy(needs, _draft_length(config, mode), lookup, mode.planned and not fixed)
 
 

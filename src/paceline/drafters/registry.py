@@ -1,0 +1,127 @@
+"""Every drafter there is, by name: what the engine must know of it before it is made, and what makes it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from paceline.config import Config, SpeculationConfig
+from paceline.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from paceline.core.scheduler import Limits
+    from paceline.drafters.base import Drafter
+    from paceline.drafters.tree_drafter import CandidateModel
+    from paceline.execution.model_runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind:
+    """factory: "module:function" that makes it from `Materials`, imported only then.
+
+    weights: whether it has some of its own, in the precision `speculation.draft_dtype`.  grows_trees: by the
+    rules and options of `tree`.  looks_up: n-grams, by `speculation.prompt_lookup_min` and `_max`.
+    in_process: whether it has to live in the target's.
+    """
+
+    name: str
+    factory: str = ""
+    weights: bool = False
+    grows_trees: bool = False
+    looks_up: bool = False
+    in_process: bool = False
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        # Prompt lookup, as vLLM's `ngram`.
+        DrafterKind("ngram", "paceline.drafters.ngram:made", looks_up=True),
+    )
+}
+MODEL = DrafterKind("model", "paceline.drafters.draft_model:made", weights=True, grows_trees=True)
+"""What a folder, a file or a name on a hub stands for."""
+ELSEWHERE = DrafterKind("elsewhere", weights=True, grows_trees=True, looks_up=True)
+"""On another host, whose own choice it is: nothing is known of it."""
+OWN = DrafterKind("own", in_process=True)
+"""An object of the caller's, of which no option says anything."""
+
+_NONE = "none"
+_MODEL_NAMES = ("embedded", "smollm2")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDrafter:
+    """name: as the configuration has it."""
+
+    name: str
+    kind: DrafterKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Materials:
+    """What a drafter is made from.
+
+    limits: what the target serves, fitted to this machine's memory.  tree: a drafter that grows trees by the
+    configured rule.  runner: of the drafter's own model, for so many tokens of context and no more than
+    `context_length`; both only for a kind with weights.
+    """
+
+    speculation: SpeculationConfig
+    limits: Limits
+    target_vocab_size: int
+    eos_token_ids: Sequence[int]
+    tree: Callable[[CandidateModel], Drafter]
+    runner: Callable[[int], ModelRunner] | None = None
+    context_length: int = 0
+
+
+def drafters_of(config: Config, *, own_drafter: bool = False) -> tuple[NamedDrafter, ...]:
+    """The drafters that `config` names, each once; none = nothing is guessed.
+
+    own_drafter: the caller has an object of its own instead. Raises ConfigError for a name that is none.
+    """
+    if own_drafter:
+        return (NamedDrafter("own", OWN),)
+    if config.groups.draft_address and config.speculation.draft != _NONE:
+        return (NamedDrafter(config.speculation.draft, ELSEWHERE),)
+    return named(config.speculation.draft)
+
+
+def named(draft: str) -> tuple[NamedDrafter, ...]:
+    """What `speculation.draft` stands for: one name, or several joined by `+`. Raises ConfigError."""
+    names = [draft] if Path(draft).exists() else [name.strip() for name in draft.split("+")]
+    if names == [_NONE]:
+        return ()
+    if _NONE in names:
+        raise ConfigError(f"speculation.draft is {draft}: none stands alone; leave it out.")
+    if not all(names):
+        raise ConfigError(f"speculation.draft is {shown(draft)}: give a name on either side of each `+`.")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"speculation.draft is {draft}: name {shown(twice)} once.")
+    return tuple(NamedDrafter(name, _kind(name, draft)) for name in names)
+
+
+def _kind(name: str, draft: str) -> DrafterKind:
+    if name in KINDS:
+        return KINDS[name]
+    known = [*KINDS, _NONE, *_MODEL_NAMES]
+    if name.lower() not in known and not Path(name).exists():
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+        if near:
+            raise ConfigError(
+                f"speculation.draft is {draft}: there is no drafter {shown(name)}; did you mean `{near[0]}`?"
+            )
+    return MODEL
+
+
+def make(kind: DrafterKind, materials: Materials) -> Drafter:
+    """Raises what its factory raises."""
+    module, _, function = kind.factory.partition(":")
+    factory = cast("Callable[[Materials], Drafter]", getattr(import_module(module), function))
+    return factory(materials)
