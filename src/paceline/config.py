@@ -39,6 +39,7 @@ class SpeculationConfig(_Table, frozen=True):
     `length_by_batch_size`, pairs of (smallest batch size, length), replaces it where given, with 0 below the
     first pair. A request's own number goes before both.
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram that the n-gram drafter looks up.
+    prompt_lookup_branches: places that it offers at once, as branches of a tree; 1 = as vLLM.
     """
 
     draft: Name = "ngram"
@@ -53,6 +54,7 @@ class SpeculationConfig(_Table, frozen=True):
     ] = ()
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 4
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 2
+    prompt_lookup_branches: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 1
 
 
 Mode = Literal[

@@ -152,6 +152,7 @@ def _check_speculation(config: Config, mode: Mode, drafters: Sequence[NamedDraft
         "draft_dtype": ("has no weights", any(kind.weights for kind in kinds)),
         "prompt_lookup_min": ("looks up no n-grams", _lookups(mode, drafters)),
         "prompt_lookup_max": ("looks up no n-grams", _lookups(mode, drafters)),
+        "prompt_lookup_branches": ("looks up no n-grams", any(kind.looks_up for kind in kinds)),
     }
     default = SpeculationConfig()
     for name, (lack, looked_at) in ignored.items():
