@@ -144,7 +144,7 @@ def main() -> None:
             print(f"  accepted as recorded: {found['as_recorded']:.4%}")
     for batch in (1, 64):
         for setting in SETTINGS:
-            steps = seconds(args.traces, setting, batch, 400 if batch == 1 else 100)
+            steps = seconds(args.traces, setting, batch, 2000 if batch == 1 else 200)
             row: dict[str, Any] = {"batch": batch, "setting": setting, "context": CONTEXT}
             for name, took in zip(("wall", "cpu"), map(sorted, zip(*steps, strict=True)), strict=True):
                 row[name] = {
