@@ -51,7 +51,7 @@ class WatchedRunner(ModelRunner):
     model: WatchedModel
     num_tokens = 0
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], layers: int | None = None) -> Tensor:
         slots: list[int] = []
         for segment in segments:
             sequence = next(each for each in self.model._holding.values() if each.row == segment.row)
@@ -68,7 +68,7 @@ class WatchedRunner(ModelRunner):
             self.num_tokens += len(texts)
         assert len(slots) <= self.model._chunk_tokens, "the pass is larger than its room"
         assert len(set(slots)) == len(slots), "two tokens of one pass share a slot"
-        return super().forward(segments)
+        return super().forward(segments, layers)
 
 
 class WatchedModel(DraftModel):

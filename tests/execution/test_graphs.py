@@ -29,7 +29,11 @@ class Recorder:
 
 def make_runner(decoder: TorchDecoder | GraphedDecoder) -> ModelRunner:
     spec = decoder.spec
-    kv = KVCache(spec.num_layers, SLOTS, spec.num_kv_heads, spec.head_dim, torch.float32)
+    kv = KVCache(
+        *(spec.num_layers, SLOTS, spec.num_kv_heads, spec.head_dim, torch.float32),
+        num_captured=len(decoder.capture),
+        hidden_size=spec.hidden_size,
+    )
     runner = ModelRunner(decoder, kv, num_rows=2, context_length=SLOTS)
     runner.tables.write(0, 0, range(32))
     runner.tables.write(1, 0, range(32, 64))
@@ -71,6 +75,25 @@ def test_recordings_are_bounded_and_follow_their_cache() -> None:
     logits = other.forward([Segment(0, 0, [1], True)]).clone()
     assert recorder.count == 4
     torch.testing.assert_close(logits, make_runner(decoder).forward([Segment(0, 0, [1], True)]))
+
+
+def test_recorded_passes_capture_and_end_early_too() -> None:
+    spec = make_spec()
+    decoder = TorchDecoder(spec, make_weights(spec), capture=(0, 1, 2))
+    recorder = Recorder()
+    direct = make_runner(decoder)
+    graphed = make_runner(GraphedDecoder(decoder, capture=recorder, max_tokens=8, pad_slots_to=16))
+    for step in range(3):
+        for layers in (None, 1):
+            expected = direct.forward(segments(step), layers)
+            torch.testing.assert_close(
+                graphed.forward(segments(step), layers), expected, rtol=1e-5, atol=1e-5
+            )
+        assert direct.kv.features is not None
+        assert graphed.kv.features is not None
+        torch.testing.assert_close(graphed.kv.features, direct.kv.features, rtol=1e-5, atol=1e-5)
+        assert direct.kv.features[[5 + step, 30, 31]].all()
+    assert recorder.count == 2, "one recording for each depth"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

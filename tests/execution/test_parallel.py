@@ -42,10 +42,14 @@ def start(model: LoadedModel, places: list[Place] | None = None, **changes: Any)
     return ParallelRunner.start(model, places or PLACES, **{"dtype": "float32", **SIZES, **changes})
 
 
-def one_rank(model: LoadedModel) -> ModelRunner:
+def one_rank(model: LoadedModel, capture: tuple[int, ...] = ()) -> ModelRunner:
     spec = model.spec
-    decoder = NativeDecoder(spec, model.weights, dtype="float32", threads=1)
-    kv = KVCache(spec.num_layers, SIZES["num_slots"], spec.num_kv_heads, spec.head_dim, torch.float32)
+    decoder = NativeDecoder(spec, model.weights, dtype="float32", threads=1, capture=capture)
+    kv = KVCache(
+        *(spec.num_layers, SIZES["num_slots"], spec.num_kv_heads, spec.head_dim, torch.float32),
+        num_captured=len(capture),
+        hidden_size=spec.hidden_size,
+    )
     return ModelRunner(decoder, kv, num_rows=SIZES["num_rows"], context_length=SIZES["context_length"])
 
 
@@ -141,6 +145,30 @@ def test_a_group_by_torch_distributed_does_too(model: LoadedModel, expected: lis
     runner.close()
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_rank_0_captures_and_all_ranks_end_early(model: LoadedModel, native: bool) -> None:
+    """Also what the last layer gives, which every rank must then compute for every token."""
+    capture = (2, 0, 1)
+    alone = one_rank(model, capture)
+    runner = start(model, native=native, capture=capture)
+    try:
+        wanted = logits_of(alone, PROMPT, 2)
+        assert_same_tokens(logits_of(runner, PROMPT, 2), wanted, 1e-3)
+        assert runner.kv.features is not None
+        assert alone.kv.features is not None
+        torch.testing.assert_close(runner.kv.features, alone.kv.features, rtol=1e-3, atol=1e-3)
+        assert alone.kv.features[:102].any(dim=2).all(), "nothing was captured"
+        kept = runner.kv.features.clone()
+        early = [each.forward([Segment(0, 50, [3, 4], True)], 1).clone() for each in (runner, alone)]
+        torch.testing.assert_close(*early, rtol=1e-3, atol=1e-3)
+        assert torch.equal(runner.kv.features, kept)
+        with pytest.raises(ValueError, match="give 1 to 2"):
+            runner.forward([Segment(0, 0, [1], True)], 3)
+        assert_same_tokens(logits_of(runner, PROMPT, 2), wanted, 1e-3)
+    finally:
+        runner.close()
+
+
 def test_groups_live_side_by_side(
     runner: ParallelRunner, model: LoadedModel, expected: list[np.ndarray]
 ) -> None:
@@ -173,9 +201,9 @@ def test_ctrl_c_comes_after_the_pass(
         spec = decoder.spec
         kv_dtype = decoder.kv_dtype
 
-        def forward(self, batch: TokenBatch, kv: KVCache) -> torch.Tensor:
+        def forward(self, batch: TokenBatch, kv: KVCache, layers: int | None) -> torch.Tensor:
             os.kill(os.getpid(), signal.SIGINT)
-            logits = decoder.forward(batch, kv)
+            logits = decoder.forward(batch, kv, layers)
             passes.append(logits)
             return logits
 

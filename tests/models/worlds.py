@@ -85,6 +85,7 @@ def make_weights(
 
 class Decoder(Protocol):
     spec: DecoderSpec
+    capture: tuple[int, ...]
 
     @property
     def kv_dtype(self) -> torch.dtype: ...
@@ -114,7 +115,9 @@ class World:
     def new_cache(self) -> KVCache:
         spec = self.decoder.spec
         return KVCache(
-            spec.num_layers, self.num_slots, spec.num_kv_heads, spec.head_dim, self.decoder.kv_dtype
+            *(spec.num_layers, self.num_slots, spec.num_kv_heads, spec.head_dim, self.decoder.kv_dtype),
+            num_captured=len(self.decoder.capture),
+            hidden_size=spec.hidden_size,
         )
 
     def run(self, *pieces: Piece) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,9 +38,15 @@ class ModelSetup:
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """Of a runner that captures nothing."""
+        return self.slot_bytes()
+
+    def slot_bytes(self, capture: Sequence[int] = ()) -> int:
+        """Bytes one token takes in the cache of a runner with this `capture`."""
         spec = self.model.spec
         per_value = 4 if self.precision == "float32" else 2
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * per_value
+        kept = len(capture) * spec.hidden_size
+        return (2 * spec.num_layers * spec.num_kv_heads * spec.head_dim + kept) * per_value
 
     def affordable(self, limits: Limits) -> Limits:
         """No more slots than this machine, which may be another than the target's, has memory for.
@@ -52,14 +59,21 @@ class ModelSetup:
             raise EngineError(f"there is no memory left for the KV cache of {self.model.name}: free some.")
         return replace(limits, num_slots=min(limits.num_slots, wanted))
 
-    def runner(self, limits: Limits, context_length: int) -> ModelRunner:
-        """Raises KernelError, ConfigError or EngineError when it cannot run so."""
+    def runner(self, limits: Limits, context_length: int, capture: Sequence[int] = ()) -> ModelRunner:
+        """capture: places in the residual stream that passes write to the cache's features
+        (`DecoderSpec.checked_capture`).
+
+        Raises KernelError, ConfigError or EngineError when it cannot run so.
+        """
         if len(self.group.places) > 1:
-            return self._parallel_runner(limits, context_length)
-        decoder = self._decoder()
+            return self._parallel_runner(limits, context_length, capture)
+        decoder = self._decoder(capture)
         spec = decoder.spec
         kv = KVCache(
-            spec.num_layers, limits.num_slots, spec.num_kv_heads, spec.head_dim, decoder.kv_dtype, self._torch
+            *(spec.num_layers, limits.num_slots, spec.num_kv_heads, spec.head_dim, decoder.kv_dtype),
+            self._torch,
+            num_captured=len(capture),
+            hidden_size=spec.hidden_size,
         )
         return ModelRunner(decoder, kv, num_rows=limits.max_num_seqs, context_length=context_length)
 
@@ -75,7 +89,7 @@ class ModelSetup:
         places = self.group.places
         return places[0].device if places and self.device == "cuda" else self.device
 
-    def _parallel_runner(self, limits: Limits, context_length: int) -> ModelRunner:
+    def _parallel_runner(self, limits: Limits, context_length: int, capture: Sequence[int]) -> ModelRunner:
         return ParallelRunner.start(
             self.model,
             self.group.places,
@@ -86,14 +100,20 @@ class ModelSetup:
             max_batch_tokens=limits.max_batch_tokens,
             native=self.device == "cpu",
             exact=self.exact,
+            capture=capture,
         )
 
-    def _decoder(self) -> Decoder:
+    def _decoder(self, capture: Sequence[int]) -> Decoder:
         model, threads, cores = self.model, self.group.threads, self.group.cores
         if self.device == "cpu":
             try:
                 return NativeDecoder(
-                    model.spec, model.weights, dtype=self.precision, threads=threads, cores=cores or None
+                    model.spec,
+                    model.weights,
+                    dtype=self.precision,
+                    threads=threads,
+                    cores=cores or None,
+                    capture=capture,
                 )
             except KernelError as error:
                 if self.precision == "int8":
@@ -101,7 +121,9 @@ class ModelSetup:
                 logger.warning("%s Falling back to plain torch, which is several times slower.", error)
             torch.set_num_threads(threads)
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.precision]
-        decoder = TorchDecoder(model.spec, model.weights, dtype=dtype, device=self._torch, exact=self.exact)
+        decoder = TorchDecoder(
+            model.spec, model.weights, dtype=dtype, device=self._torch, exact=self.exact, capture=capture
+        )
         # Rounding slot counts up changes shapes, and with them bits: exact passes are never recorded.
         return GraphedDecoder(decoder) if self.device == "cuda" and not self.exact else decoder
 

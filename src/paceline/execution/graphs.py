@@ -42,8 +42,8 @@ class _Recorded:
 
 
 class GraphedDecoder:
-    """Runs passes of up to `max_tokens` tokens from recordings, one per set of input shapes; larger passes
-    (prompts) run directly.
+    """Runs passes of up to `max_tokens` tokens from recordings, one per depth and set of input shapes;
+    larger passes (prompts) run directly.
 
     The number of slots looked at is rounded up, so that one recording serves a stretch of positions. The
     least recently used recordings are dropped beyond `max_recorded`.
@@ -59,12 +59,13 @@ class GraphedDecoder:
         max_recorded: int = 64,
     ) -> None:
         self.spec: DecoderSpec = decoder.spec
+        self.capture: tuple[int, ...] = decoder.capture
         self._decoder = decoder
-        self._capture = capture
+        self._recorder = capture
         self._max_tokens = max_tokens
         self._pad_slots_to = pad_slots_to
         self._max_recorded = max_recorded
-        self._recorded: OrderedDict[tuple[torch.Size, ...], _Recorded] = OrderedDict()
+        self._recorded: OrderedDict[tuple[object, ...], _Recorded] = OrderedDict()
         self._cache: KVCache | None = None
 
     @property
@@ -72,18 +73,18 @@ class GraphedDecoder:
         return self._decoder.kv_dtype
 
     @torch.inference_mode()
-    def forward(self, batch: TokenBatch, kv: KVCache) -> Tensor:
+    def forward(self, batch: TokenBatch, kv: KVCache, layers: int | None = None) -> Tensor:
         """As `TorchDecoder.forward`; the logits live in a buffer that the next pass overwrites."""
         if len(batch) > self._max_tokens:
-            return self._decoder.forward(batch, kv)
+            return self._decoder.forward(batch, kv, layers)
         if self._cache is not kv:  # a recording holds the addresses of one cache
             self._recorded.clear()
             self._cache = kv
         inputs = self._decoder.prepare(batch, pad_slots_to=self._pad_slots_to)
-        key = tuple(tensor.shape for tensor in inputs.tensors())
+        key = (layers, *(tensor.shape for tensor in inputs.tensors()))
         recorded = self._recorded.get(key)
         if recorded is None:
-            recorded = self._recorded[key] = self._record(inputs, kv)
+            recorded = self._recorded[key] = self._record(inputs, kv, layers)
             if len(self._recorded) > self._max_recorded:
                 self._recorded.popitem(last=False)
         else:
@@ -93,10 +94,10 @@ class GraphedDecoder:
         recorded.replay()
         return recorded.logits
 
-    def _record(self, inputs: PassInputs, kv: KVCache) -> _Recorded:
-        logits = self._decoder.run(inputs, kv).clone()
+    def _record(self, inputs: PassInputs, kv: KVCache, layers: int | None) -> _Recorded:
+        logits = self._decoder.run(inputs, kv, layers).clone()
 
         def run() -> None:
-            logits.copy_(self._decoder.run(inputs, kv))
+            logits.copy_(self._decoder.run(inputs, kv, layers))
 
-        return _Recorded(inputs, logits, self._capture(run))
+        return _Recorded(inputs, logits, self._recorder(run))

@@ -16,16 +16,22 @@ from paceline.models.spec import DecoderSpec
 
 
 class Decoder(Protocol):
-    """A model's forward pass. The logits may live in a buffer that the next call overwrites."""
+    """A model's forward pass. The logits may live in a buffer that the next call overwrites.
+
+    capture: the places in the residual stream that it writes to the cache's features.
+    """
 
     spec: DecoderSpec
+    capture: tuple[int, ...]
 
     @property
     def kv_dtype(self) -> torch.dtype:
         """What its KV cache holds."""
         ...
 
-    def forward(self, batch: TokenBatch, kv: KVCache) -> Tensor: ...
+    def forward(self, batch: TokenBatch, kv: KVCache, layers: int | None = None) -> Tensor:
+        """layers: only the first so many run, then the final norm and the head; None = all."""
+        ...
 
 
 class ModelRunner:
@@ -40,11 +46,14 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self.decoder.spec.vocab_size
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
-        """Float32 logits `[wanted tokens, vocab]`: per wanted segment the root's row, then each guess's."""
+    def forward(self, segments: Sequence[Segment], layers: int | None = None) -> Tensor:
+        """Float32 logits `[wanted tokens, vocab]`: per wanted segment the root's row, then each guess's.
+
+        layers: only the first so many run, then the final norm and the head; None = all. Keys and values of
+        those layers are written, and nothing is captured."""
         batch = build_batch(segments, self.tables)
         with current(self.kv.keys.device):
-            return self.decoder.forward(batch, self.kv)
+            return self.decoder.forward(batch, self.kv, layers)
 
     def close(self) -> None:
         """Ends what the runner keeps beside this process; no pass may follow."""

@@ -80,6 +80,7 @@ class ParallelRunner(ModelRunner):
         native: bool = True,
         exact: bool = False,
         timeout_s: float = 5.0,
+        capture: Sequence[int] = (),
     ) -> ParallelRunner:
         """Starts a process for each place but the first, which is this process's, and waits until all are
         ready.
@@ -88,7 +89,7 @@ class ParallelRunner(ModelRunner):
         the largest pass; a larger one raises ValueError. native: the C++ kernels, with sums in shared memory;
         False takes plain torch with torch.distributed (gloo, or NCCL on CUDA devices), and `exact` is its
         option. timeout_s: seconds that rank 0 waits for the others at a sum; what a rank computes between two
-        sums is half a layer.
+        sums is half a layer. capture: as of the decoders, into rank 0's `kv`.
 
         Raises ConfigError for places that cannot be, ModelError for a model that cannot be split so,
         KernelError where the kernels do not serve, EngineError with its last words when a rank cannot start.
@@ -108,6 +109,7 @@ class ParallelRunner(ModelRunner):
             max_batch_tokens=max_batch_tokens,
             timeout_s=timeout_s,
             parent=os.getpid(),
+            capture=model.spec.checked_capture(capture),
         )
         # What the ranks meet through has a name, or a descriptor here, only until they have met.
         if native:
@@ -139,15 +141,16 @@ class ParallelRunner(ModelRunner):
             processes.close()
             raise
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], layers: int | None = None) -> Tensor:
         """As `ModelRunner.forward`. Raises EngineError when the group is lost."""
         self._processes.check()
+        self.decoder.spec.checked_depth(layers)
         batch = build_batch(segments, self.tables)
         # A pass that some ranks have and others have not: their KV and tables would differ from then on.
         with uninterrupted(), current(self.kv.keys.device):
             try:
-                self._send(batch)
-                logits = self.decoder.forward(batch, self.kv)
+                self._send(batch, layers)
+                logits = self.decoder.forward(batch, self.kv, layers)
                 if self._rank.collective is not None:
                     self._rank.collective.settle(self._processes.check)
                 return logits
@@ -159,9 +162,9 @@ class ParallelRunner(ModelRunner):
                     raise lost from error
                 raise
 
-    def _send(self, batch: TokenBatch) -> None:
+    def _send(self, batch: TokenBatch, layers: int | None) -> None:
         self._passes += 1
-        message = self._encoder.encode(RankPass.of(self._passes, self.tables.writes, batch))
+        message = self._encoder.encode(RankPass.of(self._passes, self.tables.writes, batch, layers))
         try:
             self._processes.send(message)
         except (ValueError, MemoryError) as error:

@@ -78,7 +78,7 @@ def _serve(connection: Connection, setup: RankSetup) -> None:
         rank.begin(work.number)
         try:
             with current(setup.device):
-                rank.decoder.forward(batch, rank.kv)
+                rank.decoder.forward(batch, rank.kv, work.layers)
         except ValueError:
             # A malformed batch, which the native pass refuses before the ranks meet: rank 0 refuses it too.
             if rank.native is None:

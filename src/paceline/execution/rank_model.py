@@ -32,6 +32,7 @@ class GroupSetup(msgspec.Struct, frozen=True):
     source, provenance: the model's name and what it was when rank 0 loaded it. memory: the descriptor of the
     group's shared memory, -1 = sums go through torch.distributed, whose ranks meet at the file `store`.
     max_batch_tokens: of one pass. timeout_s: how long rank 0 waits for the others. parent: rank 0's process.
+    capture: what is written to rank 0's features.
     """
 
     source: str
@@ -45,6 +46,7 @@ class GroupSetup(msgspec.Struct, frozen=True):
     max_batch_tokens: int
     timeout_s: float
     parent: int
+    capture: tuple[int, ...] = ()
     memory: int = -1
     store: str = ""
 
@@ -60,17 +62,21 @@ class RankSetup(msgspec.Struct, frozen=True):
 
 class RankPass(msgspec.Struct, frozen=True, array_like=True):
     """The `number`th pass as rank 0 sends it: what was written to the slot tables since the last one, as
-    (row, start, slots), and the arrays of a `TokenBatch` but the tables. Slots and arrays are int32."""
+    (row, start, slots), how many layers run, and the arrays of a `TokenBatch` but the tables. Slots and
+    arrays are int32."""
 
     number: int
     writes: list[tuple[int, int, bytes]]
     arrays: list[bytes]
     logit_rows: bytes
+    layers: int | None = None
 
     @classmethod
-    def of(cls, number: int, writes: list[tuple[int, int, bytes]], batch: TokenBatch) -> RankPass:
+    def of(
+        cls, number: int, writes: list[tuple[int, int, bytes]], batch: TokenBatch, layers: int | None
+    ) -> RankPass:
         arrays = [getattr(batch, name).tobytes() for name in _ARRAYS]
-        return cls(number, writes, arrays, batch.logit_rows.tobytes())
+        return cls(number, writes, arrays, batch.logit_rows.tobytes(), layers)
 
     def apply(self, tables: SlotTables) -> TokenBatch:
         """Writes the tables and gives the batch over them."""
@@ -109,6 +115,7 @@ class RankModel:
                 threads=len(setup.cores),
                 cores=setup.cores,
                 group=self.native,
+                capture=group.capture,
             )
         else:
             device = torch.device(setup.device)
@@ -122,9 +129,14 @@ class RankModel:
                 device=device,
                 exact=group.exact,
                 reduce=self.collective.sum,
+                capture=group.capture,
             )
         sizes = (spec.num_layers, group.num_slots, spec.num_kv_heads, spec.head_dim)
-        self.kv = KVCache(*sizes, self.decoder.kv_dtype, setup.device)
+        # The residual stream is the same on all ranks.
+        kept = (
+            {"num_captured": len(group.capture), "hidden_size": spec.hidden_size} if setup.rank == 0 else {}
+        )
+        self.kv = KVCache(*sizes, self.decoder.kv_dtype, setup.device, **kept)
 
     def connect(self) -> None:
         """Meets the other ranks, which must be about to do the same."""

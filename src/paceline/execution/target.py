@@ -12,6 +12,7 @@ from paceline.core.work import RunTarget, StepDone, TargetItem, TokenLogprobs, V
 from paceline.execution.forward_batch import Segment, tree_paths
 from paceline.execution.model_runner import ModelRunner
 from paceline.execution.sampler import Row, SampledRows
+from paceline.execution.target_view import ComputedTokens, TargetView
 
 
 @dataclass(slots=True)
@@ -30,8 +31,14 @@ class TargetExecutor:
         self._runner = runner
         self._eos = tuple(eos_token_ids)
         self._sequences: dict[str, MirroredSequence] = {}
+        self._computed = ComputedTokens(runner)
+
+    @property
+    def view(self) -> TargetView:
+        return self._computed
 
     def run(self, work: RunTarget) -> StepDone:
+        self._computed.begin()
         for item in work.items:
             self._mirror(item)
         logits = self._runner.forward([_segment(item) for item in work.items])
@@ -49,6 +56,7 @@ class TargetExecutor:
     def release(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self._sequences.pop(request_id, None)
+            self._computed.forget(request_id)
 
     def close(self) -> None:
         self._runner.close()
@@ -60,6 +68,7 @@ class TargetExecutor:
                 list(told.tokens), told.num_prompt, told.params
             )
         self._runner.tables.write(item.row, item.slots_from, item.slots)
+        self._computed.note(item)
 
     def _rows(self, item: TargetItem, tree: TokenTree) -> list[Row]:
         params = self._sequences[item.request_id].params
@@ -82,6 +91,7 @@ class TargetExecutor:
 
         path, tokens = tree.walk(target_token)
         sequence.tokens.extend(tokens)
+        self._computed.accept(item, path)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if sequence.params.logprobs is not None:
             nodes = [ROOT, *path][: len(tokens)]

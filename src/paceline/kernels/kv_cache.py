@@ -1,4 +1,4 @@
-"""Keys and values of one decoder, one token per slot."""
+"""Keys and values of one decoder, and what is captured of its residual stream, one token per slot."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class KVCache:
 
     keys, values: `[num_layers, num_slots, num_kv_heads, head_dim]`, zero at first (a slot that was never
     written may be read under a zero weight, so it must be finite).
+    features: `[num_slots, num_captured, hidden_size]`, None when nothing is captured. They go wherever a
+    token's slot goes, as its keys and values do.
     """
 
     def __init__(
@@ -27,13 +29,15 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        *,
+        num_captured: int = 0,
+        hidden_size: int = 0,
     ) -> None:
         shape = (num_layers, num_slots, num_kv_heads, head_dim)
-        if torch.device(device).type == "cpu":
-            self.keys, self.values = _zeros_in_huge_pages(shape, dtype), _zeros_in_huge_pages(shape, dtype)
-        else:
-            self.keys = torch.zeros(shape, dtype=dtype, device=device)
-            self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
+        self.features = (
+            _zeros((num_slots, num_captured, hidden_size), dtype, device) if num_captured else None
+        )
 
     @property
     def num_slots(self) -> int:
@@ -41,9 +45,16 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one slot takes over all layers, keys and values together."""
+        """Bytes one slot takes over all layers, keys, values and features together."""
         layers, _, heads, dim = self.keys.shape
-        return 2 * layers * heads * dim * self.keys.element_size()
+        captured = 0 if self.features is None else self.features[0].numel()
+        return (2 * layers * heads * dim + captured) * self.keys.element_size()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    if torch.device(device).type == "cpu":
+        return _zeros_in_huge_pages(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -34,6 +34,9 @@ class NativeDecoder:
     softmax and the residual stream are float32 always.
     threads: workers, the calling thread included. cores: pin worker i to `cores[i % len]` during a pass.
     group: spec and weights are one rank's share (`models.shard`); its passes meet those of the other ranks.
+    capture: places as of `DecoderSpec.checked_capture`. The residual stream of every token of a pass is
+    written to the cache's features there, rounded to their type; no logit depends on it. All ranks of a group
+    name the same places, and those that nobody reads may have a cache without features.
 
     Raises KernelError when the kernels cannot be built, do not cover the shape, or lack threads or memory for
     the weights.
@@ -48,11 +51,13 @@ class NativeDecoder:
         threads: int,
         cores: Sequence[int] | None = None,
         group: NativeGroup | None = None,
+        capture: Sequence[int] = (),
     ) -> None:
         _check_shape(spec, threads)
         self.spec = spec
+        self.capture = spec.checked_capture(capture)
         self.dtype = dtype
-        self._handle = _new_handle(spec, dtype, weights.lm_head is None, threads, cores)
+        self._handle = _new_handle(spec, dtype, weights.lm_head is None, self.capture, threads, cores)
         self._group = group
         self._logits = torch.empty(0) if group is None else group.logits
         if group is not None:
@@ -78,17 +83,23 @@ class NativeDecoder:
         """Reads all weights once with the decoder's threads and does nothing else: the floor of a pass."""
         self._handle.read_weights()
 
-    def forward(self, batch: TokenBatch, kv: KVCache) -> Tensor:
+    def forward(self, batch: TokenBatch, kv: KVCache, layers: int | None = None) -> Tensor:
         """Logits `[len(batch.logit_rows), vocab_size]`, float32. The tensor is a view of a buffer that the
-        next call overwrites. Raises ValueError for a malformed batch or a cache of the wrong kind, on every
-        rank of a group alike, and EngineError when the group is lost."""
+        next call overwrites.
+
+        layers: only the first so many run, then the final norm and the head: the logits of a model cut off
+        there. Their keys and values are written; nothing is captured.
+
+        Raises ValueError for a malformed batch or a cache of the wrong kind, on every rank of a group alike,
+        and EngineError when the group is lost."""
+        depth = self.spec.checked_depth(layers)
         self._check_cache(kv)
         rows, vocab = len(batch.logit_rows), self.spec.vocab_size
         if self._group is not None and len(batch) > self._group.shape.rows:
             raise ValueError(f"{len(batch)} tokens in a pass of a group made for {self._group.shape.rows}")
         if self._logits.numel() < rows * vocab:
             self._logits = torch.empty(rows * vocab)
-        self._handle.forward(batch, kv, self._logits)
+        self._handle.forward(batch, kv, depth, self._logits)
         if self._group is not None:
             self._group.check()
         return self._logits[: rows * vocab].view(rows, vocab)
@@ -104,6 +115,14 @@ class NativeDecoder:
             raise ValueError(
                 f"the cache holds {tuple(keys.shape)} {keys.dtype} on {keys.device}; this decoder needs "
                 f"(layers, *, kv_heads, head_dim) = {wanted}, {self.kv_dtype} on cpu"
+            )
+        kept = () if kv.features is None else tuple(kv.features.shape[1:])
+        if kept != ((len(self.capture), spec.hidden_size) if self.capture else ()) and (
+            kept or not self._group
+        ):
+            raise ValueError(
+                f"the cache keeps features of {kept} a slot; this decoder captures {len(self.capture)} "
+                f"places of {spec.hidden_size} numbers"
             )
 
 
@@ -123,8 +142,14 @@ def _check_shape(spec: DecoderSpec, threads: int) -> None:
 
 
 def _new_handle(
-    spec: DecoderSpec, dtype: NativeDType, tied: bool, threads: int, cores: Sequence[int] | None
+    spec: DecoderSpec,
+    dtype: NativeDType,
+    tied: bool,
+    capture: Sequence[int],
+    threads: int,
+    cores: Sequence[int] | None,
 ) -> DecoderHandle:
+    places = np.array(capture, dtype=np.int32)
     windows = np.array([layer.window for layer in spec.layers], dtype=np.int32)
     ropes = np.array([layer.rope for layer in spec.layers], dtype=np.int32)
     inv_freq = np.array([rope.inv_freq for rope in spec.ropes], dtype=np.float32)
@@ -132,9 +157,9 @@ def _new_handle(
     struct = SpecStruct(
         *(spec.vocab_size, spec.hidden_size, spec.intermediate_size, spec.num_heads, spec.num_kv_heads),
         *(spec.head_dim, spec.num_layers, len(spec.ropes), int(spec.activation == "gelu_tanh")),
-        *(int(spec.qk_norm), int(spec.post_norms), int(tied), DTYPE_CODES[dtype]),
+        *(int(spec.qk_norm), int(spec.post_norms), int(tied), len(capture), DTYPE_CODES[dtype]),
         *(spec.norm_eps, spec.attn_scale, spec.embed_scale),
-        *(array.ctypes.data for array in (windows, ropes, inv_freq, scale)),
+        *(array.ctypes.data for array in (windows, ropes, inv_freq, scale, places)),
     )
     return DecoderHandle(struct, threads, cores)
 

@@ -3,6 +3,7 @@ downstream asks for the family again."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,6 +60,25 @@ class DecoderSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    def checked_capture(self, capture: Sequence[int]) -> tuple[int, ...]:
+        """Places in the residual stream: i = the entry of layer i (0 = the embeddings, scaled), `num_layers`
+        = what the last layer gives, before the final norm. Raises ValueError for one that is not there, or
+        there twice."""
+        wrong = [at for at in capture if not 0 <= at <= self.num_layers]
+        if wrong or len(set(capture)) < len(capture):
+            raise ValueError(
+                f"capture is {tuple(capture)}: give different places from 0 to {self.num_layers}, the layers"
+            )
+        return tuple(capture)
+
+    def checked_depth(self, layers: int | None) -> int:
+        """How many layers a pass runs that is asked for the first `layers`, None = all. Raises ValueError."""
+        if layers is not None and not 1 <= layers <= self.num_layers:
+            raise ValueError(
+                f"a pass through {layers} layers of {self.num_layers}: give 1 to {self.num_layers}"
+            )
+        return self.num_layers if layers is None else layers
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from paceline.kernels import ops
 if TYPE_CHECKING:
     from paceline.kernels.batch import TokenBatch
     from paceline.kernels.kv_cache import KVCache
-    from paceline.models.spec import DecoderSpec, DecoderWeights, LayerSpec, LayerWeights
+    from paceline.models.spec import DecoderSpec, DecoderWeights, LayerWeights
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class TorchDecoder:
     that share the pass nor on how a prompt is cut. Slower; off by default.
     reduce: spec and weights are one rank's share (`models.shard`), and this gives the sum of what every rank
     adds to the residual stream, `[tokens, hidden]` float32, the same bits on every rank.
+    capture: as of `NativeDecoder`.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class TorchDecoder:
         device: torch.device | str = "cpu",
         exact: bool = False,
         reduce: Callable[[Tensor], Tensor] | None = None,
+        capture: Sequence[int] = (),
     ) -> None:
         self.spec = spec
+        self.capture = spec.checked_capture(capture)
         self.dtype = dtype
         self.device = torch.device(device)
         self.exact = exact
@@ -88,18 +91,25 @@ class TorchDecoder:
         return sum(t.numel() * t.element_size() for t in [*matrices, self._head])
 
     @torch.inference_mode()
-    def forward(self, batch: TokenBatch, kv: KVCache) -> Tensor:
-        """Logits `[len(batch.logit_rows), vocab_size]`, float32, on the decoder's device."""
-        return self.run(self.prepare(batch), kv)
+    def forward(self, batch: TokenBatch, kv: KVCache, layers: int | None = None) -> Tensor:
+        """Logits `[len(batch.logit_rows), vocab_size]`, float32, on the decoder's device. layers: as of
+        `NativeDecoder.forward`."""
+        return self.run(self.prepare(batch), kv, layers)
 
     @torch.inference_mode()
-    def run(self, inputs: PassInputs, kv: KVCache) -> Tensor:
+    def run(self, inputs: PassInputs, kv: KVCache, layers: int | None = None) -> Tensor:
         """`forward` from prepared inputs: nothing in it waits for the host or asks it for a value."""
+        depth = self.spec.checked_depth(layers)
+        captured = self.capture if depth == self.spec.num_layers and kv.features is not None else ()
         x = self._embed[inputs.tokens].float() * self.spec.embed_scale
         # A layer's last branch is added by whatever norm comes next, in one kernel.
         branch = torch.zeros_like(x)
-        for i, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
-            x, branch = self._layer(x, branch, spec, layer, kv.keys[i], kv.values[i], inputs)
+        for i in range(depth + 1):
+            if i in captured:
+                assert kv.features is not None
+                kv.features[inputs.slots, captured.index(i)] = (x + branch).to(kv.features.dtype)
+            if i < depth:
+                x, branch = self._layer(x, branch, i, kv, inputs)
         (logits,) = self._rows(self._logits, x[inputs.logit_rows], branch[inputs.logit_rows])
         return logits
 
@@ -126,16 +136,11 @@ class TorchDecoder:
         )
 
     def _layer(
-        self,
-        x: Tensor,
-        branch: Tensor,
-        spec: LayerSpec,
-        layer: LayerWeights,
-        keys: Tensor,
-        values: Tensor,
-        shared: PassInputs,
+        self, x: Tensor, branch: Tensor, index: int, kv: KVCache, shared: PassInputs
     ) -> tuple[Tensor, Tensor]:
         """The residual stream and the branch that is still to be added to it, before and after."""
+        spec, layer = self.spec.layers[index], self._layers[index]
+        keys, values = kv.keys[index], kv.values[index]
         x, q, k, v = self._rows(lambda *row: self._qkv(layer, *row), x, branch)
         cos, sin = shared.cos[spec.rope], shared.sin[spec.rope]
         q = ops.rope_store(q, k, v, cos, sin, keys, values, shared.slots)

@@ -53,9 +53,9 @@ int32_t paceline_set_vector(Decoder* decoder, int32_t layer, int32_t id, const f
 }
 
 // 0 = done; 1.. = a rule of TokenBatch is broken (bindings.BATCH_RULES); -1 = out of memory.
-int32_t paceline_forward(Decoder* decoder, const Batch* batch, const paceline::KvView* kv, float* logits) {
+int32_t paceline_forward(Decoder* decoder, const Batch* batch, const paceline::KvView* kv, int32_t depth, float* logits) {
     const int broken = decoder->check(*batch, *kv);
-    return broken ? broken : guarded([&] { decoder->forward(*batch, *kv, logits); });
+    return broken ? broken : guarded([&] { decoder->forward(*batch, *kv, depth, logits); });
 }
 
 void paceline_coupled_argmax(const paceline::SamplingRows* rows, int64_t* tokens, uint8_t* finite) {

@@ -48,9 +48,10 @@ _DECODER_FAILURES = {
 class SpecStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ["vocab", "hidden", "intermediate", "heads", "kv_heads", "head_dim"]),
-        *((name, c_int32) for name in ["layers", "ropes", "gelu", "qk_norm", "post_norms", "tied", "dtype"]),
+        *((name, c_int32) for name in ["layers", "ropes", "gelu", "qk_norm", "post_norms", "tied"]),
+        *((name, c_int32) for name in ["captured", "dtype"]),
         *((name, c_float) for name in ["norm_eps", "attn_scale", "embed_scale"]),
-        *((name, c_void_p) for name in ["windows", "layer_ropes", "inv_freq", "rope_scale"]),
+        *((name, c_void_p) for name in ["windows", "layer_ropes", "inv_freq", "rope_scale", "capture"]),
     ]
 
 
@@ -65,7 +66,11 @@ class _BatchStruct(ctypes.Structure):
 
 
 class _KvStruct(ctypes.Structure):
-    _fields_ = [("keys", c_void_p), ("values", c_void_p), ("layer_bytes", c_int64), ("slots", c_int32)]
+    _fields_ = [
+        *((name, c_void_p) for name in ["keys", "values", "features"]),
+        ("layer_bytes", c_int64),
+        ("slots", c_int32),
+    ]
 
 
 class _PartStruct(ctypes.Structure):
@@ -190,14 +195,16 @@ class DecoderHandle:
         )
         _check_memory(code, "a weight vector")
 
-    def forward(self, batch: TokenBatch, kv: KVCache, logits: Tensor) -> None:
-        """Runs one pass without the interpreter lock. Raises ValueError naming a broken rule of the batch."""
-        keys = kv.keys
+    def forward(self, batch: TokenBatch, kv: KVCache, depth: int, logits: Tensor) -> None:
+        """Runs one pass through `depth` layers, without the interpreter lock. Raises ValueError naming a
+        broken rule of the batch."""
+        keys, features = kv.keys, kv.features
         cache = _KvStruct(
-            keys.data_ptr(), kv.values.data_ptr(), keys.stride(0) * keys.element_size(), keys.shape[1]
+            *(keys.data_ptr(), kv.values.data_ptr(), None if features is None else features.data_ptr()),
+            *(keys.stride(0) * keys.element_size(), keys.shape[1]),
         )
         code = self._lib.paceline_forward(
-            self._pointer, ctypes.byref(_batch_struct(batch)), ctypes.byref(cache), logits.data_ptr()
+            self._pointer, ctypes.byref(_batch_struct(batch)), ctypes.byref(cache), depth, logits.data_ptr()
         )
         _check_memory(code, "the buffers of this pass")
         if code:
@@ -256,5 +263,5 @@ def _library() -> ctypes.CDLL:
     lib.paceline_set_vector.restype = c_int32
     lib.paceline_set_vector.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int32]
     lib.paceline_forward.restype = c_int32
-    lib.paceline_forward.argtypes = [c_void_p, POINTER(_BatchStruct), POINTER(_KvStruct), c_void_p]
+    lib.paceline_forward.argtypes = [c_void_p, POINTER(_BatchStruct), POINTER(_KvStruct), c_int32, c_void_p]
     return lib

@@ -49,6 +49,8 @@ Decoder::Decoder(const Spec& spec, int threads, const int* cores, int num_cores)
         ropes_.emplace_back(spec.inv_freq + r * half, spec.inv_freq + (r + 1) * half);
         rope_scale_.push_back(spec.rope_scale[r]);
     }
+    columns_.assign(spec.layers + 1, -1);
+    for (int i = 0; i < spec.captured; i++) columns_[spec.capture[i]] = i;
     std::vector<Matrix*> all;
     layers_.resize(spec.layers);
     for (int i = 0; i < spec.layers; i++) {
@@ -69,7 +71,7 @@ Decoder::Decoder(const Spec& spec, int threads, const int* cores, int num_cores)
     arena_.reset(new Arena(weight_bytes_ + (spec.tied ? 0 : embed_.bytes())));
     for (Matrix* m : all) m->data = arena_->take(m->bytes());
     if (spec.tied) embed_ = head_;
-    spec_.windows = spec_.layer_ropes = nullptr;
+    spec_.windows = spec_.layer_ropes = spec_.capture = nullptr;
     spec_.inv_freq = spec_.rope_scale = nullptr;
 }
 

@@ -13,11 +13,12 @@ namespace paceline {
 
 struct Spec {
     int32_t vocab, hidden, intermediate, heads, kv_heads, head_dim, layers, ropes;
-    int32_t gelu, qk_norm, post_norms, tied;
+    int32_t gelu, qk_norm, post_norms, tied, captured;
     DType dtype;
     float norm_eps, attn_scale, embed_scale;
     const int32_t *windows, *layer_ropes;      // [layers]
     const float *inv_freq, *rope_scale;        // [ropes, head_dim / 2], [ropes]
+    const int32_t *capture;                    // [captured] layers whose entry is kept; `layers` = what the last one gives
 };
 
 enum class MatrixId : int32_t { qkv, o, gate_up, down, embed, head };
@@ -45,8 +46,9 @@ class Arena {
     size_t bytes_, start_ = 0, used_ = 0;
 };
 
+// features: [slots, captured, hidden] in the type of the keys, null = nothing is kept.
 struct KvView {
-    uint8_t *keys, *values;
+    uint8_t *keys, *values, *features;
     int64_t layer_bytes;
     int32_t slots;
 };
@@ -68,7 +70,8 @@ class Decoder {
 
     // 0, or the number of the first broken rule (see api.cpp).
     int check(const Batch& batch, const KvView& kv) const;
-    void forward(const Batch& batch, const KvView& kv, float* logits);
+    // depth: layers that run before the final norm. A pass over fewer than all keeps no features.
+    void forward(const Batch& batch, const KvView& kv, int depth, float* logits);
 
     uint64_t read_weights();
 
@@ -86,6 +89,7 @@ class Decoder {
     std::vector<Layer> layers_;
     std::vector<std::vector<float>> ropes_;
     std::vector<float> rope_scale_;
+    std::vector<int> columns_;                 // [layers + 1] of the features, -1 = not captured
     std::vector<std::vector<float>> vectors_;  // [layer, VectorId]; final_norm is kept with layer 0
     Matrix embed_, head_;
     size_t weight_bytes_ = 0;

@@ -10,9 +10,11 @@ namespace paceline {
 // The constructor allocates all that the pass needs: an exception cannot leave a thread of the team.
 class Pass {
   public:
-    Pass(Decoder& decoder, const Batch& batch, const KvView& kv, float* logits)
-        : d_(decoder), s_(decoder.spec_), b_(batch), kv_(kv), logits_(logits), team_(decoder.team_),
+    Pass(Decoder& decoder, const Batch& batch, const KvView& kv, int depth, float* logits)
+        : d_(decoder), s_(decoder.spec_), b_(batch), kv_(kv), depth_(depth), logits_(logits), team_(decoder.team_),
           plan_(plan_attention(batch, decoder.shape_, decoder.team_.size())) {
+        // Alike on every rank of a group, also where nothing is kept: they sum the same rows.
+        ends_captured_ = depth == s_.layers && decoder.columns_[depth] >= 0;
         hidden_ = round_up(s_.hidden, 64);
         qkv_ = round_up((s_.heads + 2 * s_.kv_heads) * s_.head_dim, 64);
         attn_ = round_up(s_.heads * s_.head_dim, 64);
@@ -22,10 +24,11 @@ class Pass {
     }
 
     void run(int worker) noexcept {
-        const int tokens = b_.tokens_count, last = s_.layers - 1;
+        const int tokens = b_.tokens_count;
         team_.each(worker, tokens, [&](int t) { embed(t); });
-        for (int i = 0; i <= last; i++) {
-            const bool final = i == last;
+        for (int i = 0; i < depth_; i++) {
+            // The last layer serves the wanted logits alone, unless every token's features need it.
+            const bool final = i == depth_ - 1 && !ends_captured_;
             const int rows = final ? b_.logits_count : tokens;
             const Layer& layer = d_.layers_[i];
             linear(worker, layer.qkv, tokens, d_.vector(i, VectorId::qkv_bias), d_.qkv_.data(), qkv_, (int)qkv_);
@@ -40,9 +43,15 @@ class Pass {
             gated(worker, i, rows);
             team_.each(worker, rows, [&](int r) { prepare(d_.gated_.data() + r * gated_, s_.intermediate, r); });
             if (!branch(worker, layer.down, rows, d_.vector(i, VectorId::down_bias))) return;
-            const float* next = final ? d_.vector(0, VectorId::final_norm) : d_.vector(i + 1, VectorId::attn_norm);
-            team_.each(worker, rows, [&](int r) { join(i, VectorId::post_mlp_norm, r, final ? b_.logit_rows[r] : r, next); });
+            const float* next = i == depth_ - 1 ? d_.vector(0, VectorId::final_norm) : d_.vector(i + 1, VectorId::attn_norm);
+            team_.each(worker, rows, [&](int r) {
+                const int t = final ? b_.logit_rows[r] : r;
+                join(i, VectorId::post_mlp_norm, r, t, next);
+                capture(i + 1, t);
+            });
         }
+        if (b_.logits_count == 0) return;
+        if (ends_captured_) team_.each(worker, b_.logits_count, [&](int r) { normalise(r, b_.logit_rows[r], d_.vector(0, VectorId::final_norm)); });
         linear(worker, d_.head_, b_.logits_count, nullptr, logits_, s_.vocab, s_.vocab, d_.group_);
         if (d_.group_) meet(worker);
     }
@@ -78,6 +87,7 @@ class Pass {
         // Padding meets zero weights only, and zero times what a broken pass left there would be NaN.
         std::fill(x + s_.hidden, x + hidden_, 0.0f);
         for (size_t i = 0; i < hidden_; i++) x[i] *= s_.embed_scale;
+        capture(0, t);
         normalise(t, t, d_.vector(0, VectorId::attn_norm));
         const int half = s_.head_dim / 2;
         for (int r = 0; r < s_.ropes; r++) {
@@ -163,9 +173,18 @@ class Pass {
         });
     }
 
+    // Keeps a token's residual as it enters a layer; beyond the last one, as it enters the final norm.
+    void capture(int layer, int t) const {
+        const int column = depth_ == s_.layers && kv_.features ? d_.columns_[layer] : -1;
+        if (column < 0) return;
+        const size_t row = (size_t)b_.slots[t] * s_.captured + column;
+        store_cache(d_.residual_.data() + t * hidden_, s_.hidden, kv_.features + row * s_.hidden * element());
+    }
+
+    size_t element() const { return d_.kv_dtype() == DType::f32 ? 4 : 2; }
+
     uint8_t* cache_row(uint8_t* base, int layer, int slot) const {
-        const size_t element = d_.kv_dtype() == DType::f32 ? 4 : 2;
-        return base + layer * kv_.layer_bytes + (size_t)slot * s_.kv_heads * s_.head_dim * element;
+        return base + layer * kv_.layer_bytes + (size_t)slot * s_.kv_heads * s_.head_dim * element();
     }
 
     void rotate_and_store(int layer, int t) {
@@ -221,15 +240,17 @@ class Pass {
     const Spec& s_;
     const Batch& b_;
     const KvView& kv_;
+    const int depth_;
     float* const logits_;
     Team& team_;
     const AttentionPlan plan_;
     size_t hidden_, qkv_, attn_, gated_, angles_;
+    bool ends_captured_;
 };
 
-void Decoder::forward(const Batch& batch, const KvView& kv, float* logits) {
+void Decoder::forward(const Batch& batch, const KvView& kv, int depth, float* logits) {
     if (batch.tokens_count == 0) return;
-    Pass pass(*this, batch, kv, logits);
+    Pass pass(*this, batch, kv, depth, logits);
     const std::function<void(int)> job = [&](int worker) { pass.run(worker); };
     team_.run(job);
 }
