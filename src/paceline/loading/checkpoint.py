@@ -58,7 +58,7 @@ def read_checkpoint(folder: Path, source: str, revision: str | None = None) -> t
     tokens = _special_tokens(folder)
     info = ModelInfo(
         spec=plan.spec,
-        provenance=Provenance("checkpoint", source, _fingerprint(folder, config), revision),
+        provenance=Provenance("checkpoint", source, fingerprint(folder, config), revision),
         eos_token_ids=tuple(
             dict.fromkeys([*_ids(config, "eos_token_id"), *_ids(generation, "eos_token_id")])
         ),
@@ -75,7 +75,7 @@ def read_weights(folder: Path, plan: Blueprint) -> DecoderWeights:
 
     Raises ModelError for pickled, incomplete, damaged, misshapen or surplus weights.
     """
-    files = _weight_files(folder)
+    files = weight_files(folder)
     found = _tensor_files(files)
     shapes = weight_shapes(plan)
     expected = {checkpoint_name(name, plan): name for name in shapes}
@@ -91,7 +91,7 @@ def read_weights(folder: Path, plan: Blueprint) -> DecoderWeights:
 
 def read_canonical(path: Path, num_layers: int) -> DecoderWeights:
     """Map the weights of a converted model, stored under their own names."""
-    with _open(path) as file:
+    with open_safetensors(path) as file:
         return assemble({key: file.get_tensor(key) for key in file.keys()}, num_layers)  # noqa: SIM118
 
 
@@ -108,7 +108,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint. Raises ModelError if there is none, or one is missing."""
     index = read_json(folder / _INDEX)
     if index is not None:
         names = sorted(set((index.get("weight_map") or {}).values()))
@@ -136,7 +137,7 @@ def _tensor_files(files: Iterable[Path]) -> dict[Path, dict[str, str]]:
     """For each file, its tensors' names as stored and as a plain text model would have them."""
     found: dict[Path, dict[str, str]] = {}
     for path in files:
-        with _open(path) as file:
+        with open_safetensors(path) as file:
             keys = list(file.keys())
         found[path] = {key: _plain_name(key) for key in keys if not _HARMLESS.fullmatch(key)}
     return found
@@ -177,7 +178,7 @@ def _read(
     path: Path, wanted: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], norm_offset: float
 ) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
-    with _open(path) as file:
+    with open_safetensors(path) as file:
         for key, name in wanted.items():
             view = file.get_slice(key)
             if view.get_dtype() not in _FLOATS:
@@ -197,7 +198,7 @@ def _read(
 
 def _check_tied(place: tuple[Path, str], embed: Tensor) -> None:
     path, key = place
-    with _open(path) as file:
+    with open_safetensors(path) as file:
         if not torch.equal(file.get_tensor(key), embed):
             raise ModelError(
                 f"{path} holds a {key} that differs from the embedding, but config.json ties the two. "
@@ -205,7 +206,8 @@ def _check_tied(place: tuple[Path, str], embed: Tensor) -> None:
             )
 
 
-def _open(path: Path) -> Any:
+def open_safetensors(path: Path) -> Any:
+    """The file, to be used as a context. Raises ModelError if it is damaged."""
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
@@ -214,7 +216,8 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-def _fingerprint(folder: Path, config: Mapping[str, Any]) -> str:
+def fingerprint(folder: Path, config: Mapping[str, Any]) -> str:
+    """See `Provenance`."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name}|{path.stat().st_size}".encode())

@@ -6,11 +6,21 @@ from paceline.models.families.names import (
     checkpoint_name,
     gguf_name,
     is_norm,
+    layer_name,
     weight_shapes,
 )
-from paceline.models.families.table import FAMILIES, Family, blueprint, supported
+from paceline.models.families.rope import rope_parameters, rope_spec
+from paceline.models.families.table import (
+    ACTIVATIONS,
+    FAMILIES,
+    Family,
+    blueprint,
+    supported,
+    whole_number,
+)
 
 __all__ = [
+    "ACTIVATIONS",
     "FAMILIES",
     "Blueprint",
     "Family",
@@ -19,6 +29,10 @@ __all__ = [
     "checkpoint_name",
     "gguf_name",
     "is_norm",
+    "layer_name",
+    "rope_parameters",
+    "rope_spec",
     "supported",
     "weight_shapes",
+    "whole_number",
 ]

@@ -86,6 +86,11 @@ def checkpoint_name(name: str, blueprint: Blueprint) -> str:
     return _rename(name, _TOP_CHECKPOINT, "model.layers", table)
 
 
+def layer_name(part: str) -> str:
+    """What transformers calls a part of a layer (`q_bias`) within the layer."""
+    return _LAYER_CHECKPOINT[part]
+
+
 def gguf_name(name: str) -> str:
     """The name that llama.cpp gives the weight `name`."""
     return _rename(name, _TOP_GGUF, "blk", _LAYER_GGUF)

@@ -37,12 +37,12 @@ class Family:
 
 
 def _full(config: Config, where: str) -> tuple[int, ...]:
-    return (0,) * _count(config, "num_hidden_layers", where)
+    return (0,) * whole_number(config, "num_hidden_layers", where)
 
 
 def _mistral_windows(config: Config, where: str) -> tuple[int, ...]:
     window = config.get("sliding_window") or 0
-    layers = _count(config, "num_hidden_layers", where)
+    layers = whole_number(config, "num_hidden_layers", where)
     kinds = set(config.get("layer_types") or ())
     if kinds and kinds != {"sliding_attention" if window else "full_attention"}:
         raise ModelError(
@@ -55,7 +55,7 @@ def _mistral_windows(config: Config, where: str) -> tuple[int, ...]:
 def _qwen_windows(config: Config, where: str) -> tuple[int, ...]:
     window = (config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
     first = config.get("max_window_layers") or 0
-    layers = _count(config, "num_hidden_layers", where)
+    layers = whole_number(config, "num_hidden_layers", where)
     kinds = config.get("layer_types") or [
         "sliding_attention" if window and index >= first else "full_attention" for index in range(layers)
     ]
@@ -64,7 +64,7 @@ def _qwen_windows(config: Config, where: str) -> tuple[int, ...]:
 
 def _gemma_windows(config: Config, where: str) -> tuple[int, ...]:
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
-    layers = _count(config, "num_hidden_layers", where)
+    layers = whole_number(config, "num_hidden_layers", where)
     kinds = config.get("layer_types") or [
         "sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(layers)
     ]
@@ -138,7 +138,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-_ACTIVATIONS: Mapping[str, Activation] = {
+ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -170,21 +170,23 @@ def blueprint(config: Config, where: str = "config.json") -> Blueprint:
     """
     kind, family, config = _select(config, where)
     _refuse_features(config, where)
-    heads = _count(config, "num_attention_heads", where)
-    kv_heads = _count(config, "num_key_value_heads", where) if config.get("num_key_value_heads") else heads
-    hidden = _count(config, "hidden_size", where)
-    head_dim = _count(config, "head_dim", where) if config.get("head_dim") else hidden // heads
+    heads = whole_number(config, "num_attention_heads", where)
+    kv_heads = (
+        whole_number(config, "num_key_value_heads", where) if config.get("num_key_value_heads") else heads
+    )
+    hidden = whole_number(config, "hidden_size", where)
+    head_dim = whole_number(config, "head_dim", where) if config.get("head_dim") else hidden // heads
     if heads % kv_heads:
         raise ModelError(
             f"{where}: {heads} attention heads cannot share {kv_heads} key-value heads. Correct the file."
         )
-    context = _count(config, "max_position_embeddings", where)
+    context = whole_number(config, "max_position_embeddings", where)
     windows = family.windows(config, where)
     spec = DecoderSpec(
         family=kind,
-        vocab_size=_count(config, "vocab_size", where),
+        vocab_size=whole_number(config, "vocab_size", where),
         hidden_size=hidden,
-        intermediate_size=_count(config, "intermediate_size", where),
+        intermediate_size=whole_number(config, "intermediate_size", where),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -236,7 +238,8 @@ def _refuse_features(config: Config, where: str) -> None:
             )
 
 
-def _count(config: Config, key: str, where: str) -> int:
+def whole_number(config: Config, key: str, where: str) -> int:
+    """A count that config must hold. Raises ModelError otherwise."""
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ModelError(
@@ -249,12 +252,12 @@ def _count(config: Config, key: str, where: str) -> int:
 def _activation(config: Config, family: Family, where: str) -> Activation:
     name = config.get("hidden_activation") or config.get("hidden_act")
     name = name or ("gelu_pytorch_tanh" if family.scaled_embedding else "silu")
-    if name not in _ACTIVATIONS:
+    if name not in ACTIVATIONS:
         raise ModelError(
             f"{where} asks for activation {name!r}, which is not supported. "
-            f"Supported: {', '.join(_ACTIVATIONS)}. Choose another model."
+            f"Supported: {', '.join(ACTIVATIONS)}. Choose another model."
         )
-    return _ACTIVATIONS[name]
+    return ACTIVATIONS[name]
 
 
 def _biased(config: Config, family: Family) -> tuple[str, ...]:
