@@ -52,8 +52,15 @@ def test_a_device_by_name_will_do(made_current: list[torch.device]) -> None:
 
 
 def setup(places: tuple[Place, ...], device: str) -> ModelSetup:
-    model: Any = SimpleNamespace(name="m", spec=SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=1))
+    spec = SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=1, hidden_size=6)
+    model: Any = SimpleNamespace(name="m", spec=spec)
     return ModelSetup(model, "float32", device, DeviceGroup(places, 1))
+
+
+def test_what_is_captured_counts_as_memory() -> None:
+    model = setup((), "cpu")
+    assert model.kv_bytes_per_token == model.slot_bytes() == 8
+    assert model.slot_bytes((0, 5, 9)) == 8 + 3 * 6 * 4
 
 
 def test_memory_is_that_of_the_groups_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
