@@ -69,7 +69,7 @@ def run(batch: int, draft: int, prompt: int, output: int) -> list[float]:
                 max_batch_tokens=max(2048, batch * (draft + 1)),
             ),
             vocab_size=1000,
-            drafting=DraftPolicy(DrafterNeeds("scripted") if draft else None, FixedLength(draft)),
+            drafting=DraftPolicy((DrafterNeeds("scripted"),) if draft else (), FixedLength(draft)),
         )
     )
     pending: deque[Work] = deque()

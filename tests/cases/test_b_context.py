@@ -155,7 +155,7 @@ def test_windowed_lives_are_exact_and_leak_nothing(seed: int) -> None:
     needs = DrafterNeeds("toy", ingests_prompts=True)
     core = EngineCore(
         CoreConfig(
-            limits, TOY_VOCAB, (), rng.random() < 0.7, DraftPolicy(needs, FixedLength(rng.randrange(6)))
+            limits, TOY_VOCAB, (), rng.random() < 0.7, DraftPolicy((needs,), FixedLength(rng.randrange(6)))
         )
     )
 

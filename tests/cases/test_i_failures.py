@@ -165,7 +165,7 @@ def test_a_draft_for_a_former_owner_is_dropped() -> None:
 def test_nothing_is_kept_of_200_requests(lab: Lab) -> None:
     """I06 After many requests that ended in every way all slots are free again, the drafter's too."""
     llm = LLM(lab.model, draft=lab.model, max_num_seqs=8, **DRAFTED)
-    drafter = cast(LocalExecutor, llm.engine._executor)._drafter
+    drafter = cast(LocalExecutor, llm.engine._executor)._drafters[0]
     rng = random.Random(6)
     prompts, params = [], []
     for seed in range(200):

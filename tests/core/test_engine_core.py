@@ -65,7 +65,7 @@ def make_core(k: int = 4, **limits: int) -> EngineCore:
         CoreConfig(
             limits=Limits(**known),
             vocab_size=VOCAB,
-            drafting=DraftPolicy(DrafterNeeds("toy", ingests_prompts=True), FixedLength(k)),
+            drafting=DraftPolicy((DrafterNeeds("toy", ingests_prompts=True),), FixedLength(k)),
         )
     )
 
@@ -233,7 +233,7 @@ def test_invalid_proposal_costs_only_its_guesses(bad: Proposal) -> None:
         drive.step()
     work = drive.pending.popleft()
     assert isinstance(work, GrowDrafts)
-    drive.executor._note(work.items[0])
+    drive.executor._note(0, work.items[0])
     drive.feed(DraftDone(work.round, (bad,)))
     drive.run()
     assert drive.tokens["r"] == toy_generate([1, 2, 3], 6)
@@ -289,7 +289,9 @@ def test_length_by_batch_size_resumes_in_step() -> None:
     config = CoreConfig(
         limits=core.config.limits,
         vocab_size=VOCAB,
-        drafting=DraftPolicy(DrafterNeeds("toy", ingests_prompts=True), LengthByBatchSize(((1, 3), (2, 0)))),
+        drafting=DraftPolicy(
+            (DrafterNeeds("toy", ingests_prompts=True),), LengthByBatchSize(((1, 3), (2, 0)))
+        ),
     )
     drive = make_drive(EngineCore(config))
     arrive(drive, "a", [1, 2, 3], max_tokens=60)

@@ -140,7 +140,7 @@ class Clocked:
             CoreConfig(
                 limits=Limits(context_length=200, num_slots=8000, max_num_seqs=16, max_batch_tokens=256),
                 vocab_size=VOCAB,
-                drafting=DraftPolicy(DrafterNeeds("toy"), FixedLength(4)),
+                drafting=DraftPolicy((DrafterNeeds("toy"),), FixedLength(4)),
                 placement=OverlappedPlacement(),
             )
         )

@@ -36,7 +36,7 @@ def make_core(
             limits=Limits(**known),
             vocab_size=VOCAB,
             drafting=DraftPolicy(
-                DrafterNeeds("toy", ingests_prompts=True), FixedLength(k), lookup, planned=planned
+                (DrafterNeeds("toy", ingests_prompts=True),), FixedLength(k), lookup, planned=planned
             ),
             placement=OverlappedPlacement(),
         )
@@ -138,7 +138,7 @@ def test_where_the_drafters_context_ends_the_text_is_still_looked_up() -> None:
         CoreConfig(
             limits=Limits(context_length=300, num_slots=400, max_num_seqs=4, max_batch_tokens=64),
             vocab_size=VOCAB,
-            drafting=DraftPolicy(DrafterNeeds("toy", context_length=8), FixedLength(4), (1, 3)),
+            drafting=DraftPolicy((DrafterNeeds("toy", context_length=8),), FixedLength(4), (1, 3)),
             placement=OverlappedPlacement(),
         )
     )

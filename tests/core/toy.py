@@ -15,6 +15,7 @@ from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import (
     AdvanceDrafts,
     DraftDone,
+    DrafterLost,
     DraftItem,
     Event,
     GrowDrafts,
@@ -43,18 +44,29 @@ def toy_generate(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+class Failed(Exception):
+    """A drafter's end."""
+
+
 DraftRule = Callable[[list[int], DraftItem], TokenTree]
 
 
 @dataclass
 class ToyExecutor:
-    """Runs work at once. kv[slot] is (position, token); an unwritten or foreign slot shows at once."""
+    """Runs work at once. kv[slot] is (position, token); an unwritten or foreign slot shows at once.
+
+    draft: of the first drafter; `others` of the next. What each was told is checked.  seconds: of a question,
+    by drafter, requests and guesses in a row.  pass_s: what a token adds to the second of a pass."""
 
     num_slots: int
     draft: DraftRule
+    others: Sequence[DraftRule] = ()
+    seconds: Callable[[int, int, int], float] = lambda *_: 0.0
+    pass_s: float = 0.0
     kv: dict[int, tuple[int, int]] = field(default_factory=dict)
     tables: dict[str, list[int]] = field(default_factory=dict)
-    seen: dict[str, list[int]] = field(default_factory=dict)
+    seen: dict[tuple[int, str], list[int]] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
     steps: int = 0
 
     def run(self, work: Work) -> Event | None:
@@ -62,16 +74,19 @@ class ToyExecutor:
             case RunTarget():
                 self.steps += 1
                 self._check_owners(work)
-                return StepDone(work.step, tuple(v for item in work.items if (v := self._target(item))))
+                verdicts = tuple(v for item in work.items if (v := self._target(item)))
+                size = sum(len(item.tokens) + len(item.tree_tokens) for item in work.items)
+                return StepDone(work.step, verdicts, self.pass_s and 1.0 + self.pass_s * size)
             case GrowDrafts():
-                return DraftDone(work.round, tuple(self._grow(item) for item in work.items))
+                return self._answer(work)
             case AdvanceDrafts():
                 for item in work.items:
-                    self._note(item)
+                    self._note(work.drafter, item)
             case Release():
                 for request_id in work.request_ids:
                     self.tables.pop(request_id, None)
-                    self.seen.pop(request_id, None)
+                    for drafter in range(1 + len(self.others)):
+                        self.seen.pop((drafter, request_id), None)
         return None
 
     def _check_owners(self, work: RunTarget) -> None:
@@ -104,16 +119,32 @@ class ToyExecutor:
         assert [position for position, _ in entries] == list(range(len(slots)))
         return toy_next([token for _, token in entries])
 
-    def _note(self, item: DraftItem) -> list[int]:
-        known = self.seen.setdefault(item.request_id, [])
+    def lose(self, drafter: int) -> DrafterLost:
+        """It knows nothing any more, and answers nothing."""
+        self.lost.add(drafter)
+        self.seen = {key: known for key, known in self.seen.items() if key[0] != drafter}
+        return DrafterLost("it failed", drafter)
+
+    def _note(self, drafter: int, item: DraftItem) -> list[int]:
+        known = self.seen.setdefault((drafter, item.request_id), [])
         assert item.start == len(known), "the drafter is out of step"
         assert (item.announcement is not None) == (item.start == 0)
         known.extend(item.tokens)
         return known
 
-    def _grow(self, item: DraftItem) -> Proposal:
-        known = self._note(item)
-        tree = self.draft(known, item)
+    def _answer(self, work: GrowDrafts) -> Event:
+        try:
+            rule = [self.draft, *self.others][work.drafter]
+            made = tuple(self._grow(work.drafter, rule, item) for item in work.items)
+        except Failed:
+            return self.lose(work.drafter)
+        deepest = max(item.max_depth for item in work.items)
+        seconds = self.seconds(work.drafter, len(work.items), deepest)
+        return DraftDone(work.round, made, seconds, work.drafter)
+
+    def _grow(self, drafter: int, rule: DraftRule, item: DraftItem) -> Proposal:
+        known = self._note(drafter, item)
+        tree = rule(known, item)
         return Proposal(
             item.request_id, len(known), tuple(tree.tokens), tuple(tree.parents), tuple(tree.scores)
         )
@@ -129,9 +160,12 @@ class Drive:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     finished: dict[str, RequestDelta] = field(default_factory=dict)
     log: list[tuple[Event, list[Work]]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
 
     def feed(self, event: Event) -> None:
-        work = self.core.handle(event, now=float(len(self.log)))
+        took = getattr(event, "seconds", 0.0) or 1.0
+        self.times.append(took + (self.times[-1] if self.times else 0.0))
+        work = self.core.handle(event, self.times[-1])
         self.log.append((event, work))
         self.pending.extend(work)
         for delta in self.core.take_outputs():

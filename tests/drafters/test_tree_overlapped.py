@@ -96,7 +96,7 @@ def make_drive(seed: int, rule: GrowthRule, pace: int) -> OverlappedDrive:
                 context_length=100, num_slots=rng.choice([90, 400]), max_num_seqs=3, max_batch_tokens=40
             ),
             vocab_size=VOCAB,
-            drafting=DraftPolicy(ToyCandidates.needs, FixedLength(4)),
+            drafting=DraftPolicy((ToyCandidates.needs,), FixedLength(4)),
             placement=OverlappedPlacement(),
         )
     )

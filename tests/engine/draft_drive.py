@@ -178,7 +178,7 @@ def _core(needs: DrafterNeeds, ahead: str) -> EngineCore:
     config = CoreConfig(
         LIMITS,
         VOCAB,
-        drafting=DraftPolicy(needs, FixedLength(4)),
+        drafting=DraftPolicy((needs,), FixedLength(4)),
         placement=OverlappedPlacement() if ahead == "stream" else SerialPlacement(),
     )
     return EngineCore(config)

@@ -226,7 +226,7 @@ def test_who_works_ahead_grows_deeper_than_one_verification() -> None:
 @pytest.mark.parametrize("mode", ["serial-chain", "swiftspec", "overlapped"])
 def test_all_of_a_fixed_shape_is_verified_unless_a_number_is_given(mode: str) -> None:
     options = {"mode": mode, "draft": "embedded", "growth": "fixed-shape"}
-    policy = draft_policy(config(**options), MODES[mode], NEEDS)
+    policy = draft_policy(config(**options), MODES[mode], (NEEDS,))
     assert (policy.length.wanted(1), policy.planned) == (3 + 6 + 6 + 6, False)
     assert most_guesses(config(**options, tree_shape=[2, 3]), MODES[mode]) == 2 + 6
     assert most_guesses(config(**options, tree_shape=[64, 64, 64]), MODES[mode]) == 256
@@ -242,7 +242,7 @@ def test_all_of_a_fixed_shape_is_verified_unless_a_number_is_given(mode: str) ->
     ],
 )
 def test_how_much_is_guessed_without_a_number_is_as_documented(mode: str, most: int, planned: bool) -> None:
-    policy = draft_policy(config(mode=mode, draft="embedded"), MODES[mode], NEEDS)
+    policy = draft_policy(config(mode=mode, draft="embedded"), MODES[mode], (NEEDS,))
     assert (policy.length.wanted(1), policy.planned) == (most, planned)
 
 

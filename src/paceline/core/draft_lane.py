@@ -5,35 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from paceline.core.draft_round import Drafted, DraftRound
 from paceline.core.drafting import DrafterNeeds, DraftLength
+from paceline.core.followers import Followers
 from paceline.core.hand_over import HandOver
 from paceline.core.lookup import Lookup, LookupOdds
-from paceline.core.mirror import MOST_NODES, DraftMirror, check_guesses
+from paceline.core.mirror import MOST_NODES, DraftMirror
 from paceline.core.planner import Planner
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler, Share
+from paceline.core.selectors import Everyone
 from paceline.core.text_index import IndexedText
 from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import (
     AdvanceDrafts,
-    Announcement,
     DraftDone,
-    DraftItem,
-    GrowDrafts,
+    DrafterJoined,
+    DrafterLost,
     NodesDrafted,
-    Proposal,
     Work,
 )
+
+_AHEAD = 0
+"""The drafter that works at the same time as the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPolicy:
-    """drafter: what it declares, None = there is none.  length: guesses verified per request and pass.
+    """drafters: what each declares; none = nothing is guessed. At the same time as the target only the first
+    of them works.  length: guesses verified per request and pass.
     lookup: shortest and longest n-gram by which a request's own text fills up what the drafter left open,
     None = it does not.  planned: whether `length` is a bound within which measured costs and acceptance
     decide, or what is done."""
 
-    drafter: DrafterNeeds | None
+    drafters: tuple[DrafterNeeds, ...]
     length: DraftLength
     lookup: tuple[int, int] | None = None
     planned: bool = False
@@ -55,63 +60,31 @@ class _Offer:
 
 
 class DraftLane:
-    """Every request is either followed by the drafter or not announced to it (`num_drafter_tokens` is 0): not
-    yet, or no longer, since a drafter that is lost forgets all. One that joins is told of each anew."""
-
     def __init__(self, policy: DraftPolicy, vocab_size: int, scheduler: Scheduler) -> None:
-        self.lost: str | None = None
         self._policy = policy
         self._vocab_size = vocab_size
         self._scheduler = scheduler
-        self._asked: dict[str, tuple[Request, DraftItem]] | None = None
-        self._round = 0
-        self._generation = 0
+        self._followers = Followers(policy.drafters)
         self._lookup_odds = LookupOdds()
         self._planner = Planner()
+        chooser = Everyone(self._followers, self._planner if policy.planned else None)
+        self._round = DraftRound(self._followers, chooser, vocab_size)
         self._hand_over = HandOver()
 
     @property
     def busy(self) -> bool:
-        """Whether a round of guesses was asked for and has not come."""
-        return self._asked is not None
+        """Whether guesses were asked for and have not come."""
+        return self._round.busy
 
     @property
-    def _drafter(self) -> DrafterNeeds | None:
-        return self._policy.drafter if self.lost is None else None
+    def lost(self) -> str | None:
+        """Why drafters are lost; None = all are there."""
+        return self._followers.lost
 
     # ------------------------------------------------------------ events
 
     def on_done(self, event: DraftDone, requests: Mapping[str, Request]) -> None:
-        if self._asked is None or event.round != self._round:
-            return  # an answer to a round that was given up: dropped, never applied
-        asked, self._asked = self._asked, None
-        # A request that ended meanwhile may have a successor of the same id: it was not asked for.
-        current = {name: pair for name, pair in asked.items() if requests.get(name) is pair[0]}
-        for proposal in event.proposals:
-            request, item = current.get(proposal.request_id, (None, None))
-            if request is None or item is None or proposal.num_tokens != len(request.tokens):
-                continue
-            request.proposal = self._checked(request, item, proposal)
-        for request, _ in current.values():
-            if request.proposal is None:
-                request.proposal = TokenTree()
-        depths = (depth for request, _ in current.values() for depth in request.guesses.depths)
-        deepest = max(depths, default=0)
-        self._planner.on_draft(deepest, event.seconds)
-
-    def _checked(self, request: Request, item: DraftItem, proposal: Proposal) -> TokenTree:
-        """The proposal as a tree within the bounds asked for; an invalid one costs only its own guesses."""
-        try:
-            tokens, scores = proposal.tokens, proposal.scores or (0.0,) * len(proposal.tokens)
-            check_guesses(tokens, proposal.parents, scores, self._vocab_size)
-            tree = TokenTree.build(tokens, proposal.parents, scores) if proposal.error is None else None
-        except (ValueError, TypeError):
-            tree = None
-        if tree is None:
-            request.speculation.num_failed_drafts += 1
-            return TokenTree()
-        request.speculation.num_drafted_nodes += len(tree)
-        return tree.select(item.max_nodes, item.max_depth)
+        self._round.on_done(event, requests)
 
     def on_nodes(self, event: NodesDrafted, requests: Mapping[str, Request], now: float) -> None:
         for nodes in event.grown:
@@ -130,11 +103,12 @@ class DraftLane:
             else:
                 request.speculation.num_drafted_nodes += len(nodes.tokens)
 
-    def on_lost(self, reason: str, requests: Iterable[Request]) -> None:
-        """Plain decoding from here on: same output, no guesses."""
-        self.lost, self._asked = reason, None
+    def on_lost(self, event: DrafterLost, requests: Iterable[Request]) -> None:
+        """Decoding goes on with the drafters that are left, or without: same output."""
+        self._followers.lose(event.drafter, event.reason, requests)
+        self._round.on_lost(event.drafter)
         for request in requests:
-            request.num_drafter_tokens, request.mirror = 0, None
+            request.mirror = None
             self._hand_over.forget(request.request_id)
 
     def on_end(self, request_id: str) -> None:
@@ -142,11 +116,11 @@ class DraftLane:
         if not any(request.decoding for request in self._scheduler.running):
             self._hand_over.on_idle()
 
-    def on_joined(self) -> None:
-        self.lost = None
+    def on_joined(self, event: DrafterJoined) -> None:
+        self._followers.join(event.drafter)
 
     def on_work_lost(self) -> None:
-        self._asked = None
+        self._round.give_up()
 
     def on_pass(self, tokens: int, seconds: float) -> None:
         """A target pass over so many tokens, none of them a prompt's, took so long."""
@@ -174,88 +148,72 @@ class DraftLane:
     # ------------------------------------------------------------ in turn with the target
 
     def plan_round(self) -> list[Work]:
-        """Asks for guesses for every decoding request that has none."""
-        if self._drafter is None:
-            return []
+        """The next question to a drafter, for decoding requests that have no guesses yet."""
+        if not self._round.open and self._followers.present:
+            self._round.begin(self._to_be_drafted())
+        return [*self._round.go_on()]
+
+    def _to_be_drafted(self) -> list[Drafted]:
         room = self._scheduler.draft_room()
-        asked: dict[str, tuple[Request, DraftItem]] = {}
-        for request in self._scheduler.running:
-            if not request.decoding or request.proposal is not None:
-                continue
-            count = min(self._drafted(request, len(room)), room[request.request_id])
-            if self._policy.planned and self._chosen_here(request):
-                count = self._planner.length(request.acceptance, count, len(room))
-            if count > 0:
-                asked[request.request_id] = (request, self._item(request, count, count, len(request.tokens)))
-        if not asked:
-            return []
-        self._round += 1
-        self._asked = asked
-        return [GrowDrafts(self._round, tuple(item for _, item in asked.values()))]
+        batch_size = len(room)
+        return [
+            Drafted(request, most, self._chosen_here(request))
+            for request in self._scheduler.running
+            if request.decoding
+            and request.proposal is None
+            and (most := min(self._wanted(request, batch_size), room[request.request_id])) > 0
+        ]
 
     def follow_prefill(self, shares: Iterable[Share]) -> list[Work]:
-        """Keeps a drafter that reads prompts in step with those chunks of them that the target computes."""
-        if self._drafter is None or not self._drafter.ingests_prompts:
-            return []
+        """Keeps drafters that read prompts in step with those chunks of them that the target computes."""
+        work: list[Work] = []
         batch_size = len(self._scheduler.running)
-        items = []
-        for share in shares:
-            request, upto = share.request, share.request.num_computed + share.length
-            if request.decoding or upto <= request.num_drafter_tokens:
+        chunks = [
+            (share.request, share.request.num_computed + share.length)
+            for share in shares
+            if not share.request.decoding and self._wanted(share.request, batch_size) > 0
+        ]
+        for drafter in self._followers.present if chunks else ():
+            if not self._followers.needs(drafter).ingests_prompts:
                 continue
-            if self._drafted(request, batch_size) > 0:
-                items.append(self._item(request, 0, 0, upto))
-        return [AdvanceDrafts(tuple(items))] if items else []
+            items = tuple(
+                self._followers.item(drafter, request, upto)
+                for request, upto in chunks
+                if upto > self._followers.num_told(drafter, request) and self._fits(drafter, request)
+            )
+            if items:
+                work.append(AdvanceDrafts(items, drafter))
+        return work
 
     def _wanted(self, request: Request, batch_size: int) -> int:
         """Guesses to verify for `request` in a pass that so many requests share."""
         own = request.params.num_speculative_tokens
         return self._policy.length.wanted(batch_size) if own is None else min(own, MOST_NODES)
 
-    def _drafted(self, request: Request, batch_size: int) -> int:
-        """How many of them the drafter can make; not above 0 where its context is full."""
-        drafter, count = self._policy.drafter, self._wanted(request, batch_size)
-        if drafter is not None and drafter.context_length is not None:
-            count = min(count, drafter.context_length - len(request.tokens))
-        return count
-
-    def _item(self, request: Request, max_nodes: int, max_depth: int, upto: int) -> DraftItem:
-        """What the drafter has not seen of the first `upto` tokens."""
-        start, announcement = request.num_drafter_tokens, None
-        if start == 0:
-            self._generation += 1
-            request.drafter_generation = self._generation
-            announcement = Announcement(request.num_prompt, request.params)
-        request.num_drafter_tokens = upto
-        return DraftItem(
-            request.request_id,
-            start,
-            tuple(request.tokens[start:upto]),
-            max_nodes,
-            max_depth,
-            announcement,
-            request.drafter_generation,
-        )
+    def _fits(self, drafter: int, request: Request) -> bool:
+        """Whether its context is not full."""
+        room = self._followers.room(drafter, request)
+        return room is None or room > 0
 
     # ------------------------------------------------------------ at the same time as the target
 
     def follow(self, now: float) -> list[Work]:
         """Tells a drafter that works ahead every token it has not seen; it goes on below the last."""
-        if self._drafter is None:
+        if not self._followers.present:
             return []
         context = self._scheduler.limits.context_length
         batch_size = len(self._scheduler.running)
         items = []
         for request in self._scheduler.running:
-            if request.num_drafter_tokens == len(request.tokens):
+            if self._followers.num_told(_AHEAD, request) == len(request.tokens):
                 continue
             if request.mirror is not None and request.mirror.overdue:
                 request.mirror.sweep()
-            if self._drafted(request, batch_size) <= 0:
+            if self._wanted(request, batch_size) <= 0 or not self._fits(_AHEAD, request):
                 continue
             # Below the last token of a prompt it may start before the target has read it.
             depth = min(max(request.tokens_left(context) - 1, 0), MOST_NODES)
-            item = self._item(request, depth, depth, len(request.tokens))
+            item = self._followers.item(_AHEAD, request, len(request.tokens), depth, depth)
             if depth > 0:  # else there is no answer to be waited for
                 self._hand_over.on_follow(request.request_id, now)
             if item.announcement is not None:

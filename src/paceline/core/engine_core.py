@@ -42,7 +42,7 @@ class CoreConfig:
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
-    drafting: DraftPolicy = field(default_factory=lambda: DraftPolicy(None, FixedLength(0)))
+    drafting: DraftPolicy = field(default_factory=lambda: DraftPolicy((), FixedLength(0)))
     placement: Placement = field(default_factory=SerialPlacement)
 
 
@@ -78,9 +78,9 @@ class EngineCore:
             case RequestAborted():
                 self._on_abort(event)
             case DrafterLost():
-                self.drafts.on_lost(event.reason, self.requests.values())
+                self.drafts.on_lost(event, self.requests.values())
             case DrafterJoined():
-                self.drafts.on_joined()
+                self.drafts.on_joined(event)
             case WorkLost():
                 self._on_work_lost(event)
             case WaitOver():

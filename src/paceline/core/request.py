@@ -30,6 +30,14 @@ class FinishReason(StrEnum):
 
 
 @dataclass(slots=True)
+class Told:
+    """What one drafter knows of one request: how many tokens, and by which announcement it follows."""
+
+    num_tokens: int = 0
+    generation: int = 0
+
+
+@dataclass(slots=True)
 class Request:
     """Invariants: `slots[p]` holds the KV of `tokens[p]` for every `p < num_computed`; while running, the
     slots of positions from `num_cached_slots` on are the request's own, those before belong to the prefix
@@ -54,9 +62,8 @@ class Request:
     num_mirrored: int = 0
     # Whether the executor (and the drafter) must first be told the whole request, as after preemption.
     announced: bool = False
-    # How many tokens the drafter has seen.
-    num_drafter_tokens: int = 0
-    drafter_generation: int = 0
+    # What each drafter that follows it has been told.
+    told: dict[int, Told] = field(default_factory=dict)
     # What the drafter has grown below the root, where it works ahead; None until it follows this request.
     mirror: DraftMirror | None = None
     lookup: Lookup | None = None

@@ -146,6 +146,14 @@ class TokenTree:
                 return
             node = self.add(node, token, score)
 
+    def merge(self, other: TokenTree) -> list[int]:
+        """Takes in another tree below the same root; equal tokens under one parent merge. Returns where each
+        of its nodes is now."""
+        place: list[int] = []
+        for token, parent, score in zip(other.tokens, other.parents, other.scores, strict=True):
+            place.append(self.add(place[parent] if parent != ROOT else ROOT, token, score))
+        return place
+
     def select(self, max_nodes: int, max_depth: int) -> TokenTree:
         """The best `max_nodes` nodes by value, no deeper than `max_depth`, as a tree of its own; connected
         by construction. Ties go to the node made earlier; the order is kept."""

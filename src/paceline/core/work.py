@@ -38,11 +38,12 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class DraftDone:
-    """seconds: what the draft group spent on it."""
+    """seconds: what the drafter spent on it.  drafter: which one, as an index into the policy's."""
 
     round: int
     proposals: tuple[Proposal, ...]
     seconds: float = 0.0
+    drafter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +114,17 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class DrafterLost:
-    """No draft work handed out so far will be answered, and the drafter forgets every request."""
+    """No work handed out to this drafter so far will be answered, and it forgets every request."""
 
     reason: str
+    drafter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterJoined:
     """A drafter is there (again). It knows no request."""
+
+    drafter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +183,11 @@ class DraftItem:
 
 @dataclass(frozen=True, slots=True)
 class GrowDrafts:
-    """Answered by one DraftDone with the same round."""
+    """Answered by one DraftDone with the same round.  drafter: who is asked; an index into the policy's."""
 
     round: int
     items: tuple[DraftItem, ...]
+    drafter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +196,7 @@ class AdvanceDrafts:
     on below the last token within the item's bounds, and streams `NodesDrafted`."""
 
     items: tuple[DraftItem, ...]
+    drafter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

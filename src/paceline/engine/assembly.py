@@ -24,11 +24,16 @@ from paceline.loading.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The drafter, here or in a process of its own; neither = there is none."""
+    """The drafters, here, or one in a process of its own; neither = there is none. group_needs: of that."""
 
-    needs: DrafterNeeds | None = None
-    drafter: Drafter | None = None
+    drafters: tuple[Drafter, ...] = ()
     group: DraftGroup | None = None
+    group_needs: DrafterNeeds | None = None
+
+    @property
+    def needs(self) -> tuple[DrafterNeeds, ...]:
+        apart = (self.group_needs,) if self.group_needs is not None else ()
+        return (*(drafter.needs for drafter in self.drafters), *apart)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +76,7 @@ def assembled(parts: Parts) -> Engine:
         parts.log.begin(core_config)
     about = About(
         parts.model_name,
-        draft.needs.name if draft.needs is not None else "none",
+        "+".join(needs.name for needs in draft.needs) or "none",
         time.perf_counter() - parts.started,
         mode.name,
         "disaggregated" if parts.separate else "serial",
@@ -80,6 +85,6 @@ def assembled(parts: Parts) -> Engine:
     if parts.separate:
         executor = DisaggregatedExecutor(parts.target, draft.group, parts.events)
     else:
-        executor = LocalExecutor(parts.target, draft.drafter)
+        executor = LocalExecutor(parts.target, draft.drafters)
     stats = draft.group.stats if draft.group is not None else None
     return Engine(core, executor, parts.tokenizer, about, parts.log, stats)

@@ -70,11 +70,11 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         if names and separate:
             group = _draft_group(config, mode, model, limits, draft_group, events)
             on_failure.callback(group.close)
-            draft = Draft(group.start(), group=group)
+            draft = Draft(group=group, group_needs=group.start())
         elif names:
             terms = TargetTerms(model.vocab_size, tuple(model.eos_token_ids))
-            made = drafter or chosen[0].make(config, mode, limits, terms)
-            draft = Draft(made.needs, made)
+            made = [drafter] if drafter else [each.make(config, mode, limits, terms) for each in chosen]
+            draft = Draft(tuple(made))
         parts = Parts(
             config=config,
             mode=mode,

@@ -87,7 +87,7 @@ class DisaggregatedExecutor:
         if isinstance(work, GrowDrafts):
             self._round = work.round
             if not sent:  # the core may not have heard yet that nobody is there
-                self._events.put(DraftDone(work.round, ()))
+                self._events.put(DraftDone(work.round, (), drafter=work.drafter))
 
     def poll(self) -> Event | None:
         """The next event, waited for as long as something under way will bring one; else None, also where

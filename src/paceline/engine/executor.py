@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -66,11 +66,12 @@ class Target(Protocol):
 
 
 class LocalExecutor:
-    """Target and drafter in turn on the calling thread, inside `poll`."""
+    """Target and drafters in turn on the calling thread, inside `poll`."""
 
-    def __init__(self, target: Target, drafter: Drafter | None) -> None:
+    def __init__(self, target: Target, drafters: Sequence[Drafter] = ()) -> None:
+        """drafters: in the order of the policy's."""
         self._target = target
-        self._drafter = drafter
+        self._drafters: list[Drafter | None] = list(drafters)
         self._queue: deque[Work] = deque()
 
     @property
@@ -113,24 +114,30 @@ class LocalExecutor:
                 return WaitOver()
             case Release():
                 self._target.release(work.request_ids)
-        return self._run_drafter(work)
+                for index in range(len(self._drafters)):
+                    if (lost := self._run_drafter(index, work)) is not None:
+                        self._queue.appendleft(work)  # for those after it; twice is once
+                        return lost
+                return None
+        return self._run_drafter(work.drafter, work)
 
-    def _run_drafter(self, work: GrowDrafts | AdvanceDrafts | Release) -> Event | None:
-        if self._drafter is None:
-            return DraftDone(work.round, ()) if isinstance(work, GrowDrafts) else None
+    def _run_drafter(self, index: int, work: GrowDrafts | AdvanceDrafts | Release) -> Event | None:
+        drafter = self._drafters[index] if index < len(self._drafters) else None
+        if drafter is None:
+            return DraftDone(work.round, (), drafter=index) if isinstance(work, GrowDrafts) else None
         started = time.perf_counter()
         try:
             match work:
                 case GrowDrafts():
-                    answer = proposals_of(self._drafter, work.items)
-                    return DraftDone(work.round, answer, time.perf_counter() - started)
+                    answer = proposals_of(drafter, work.items)
+                    return DraftDone(work.round, answer, time.perf_counter() - started, index)
                 case AdvanceDrafts():
-                    self._drafter.advance(work.items)
+                    drafter.advance(work.items)
                 case Release():
-                    self._drafter.release(work.request_ids)
+                    drafter.release(work.request_ids)
         except Exception as error:
             # Whatever a drafter does, decoding goes on without it: the output is the target's own.
-            logger.exception("the drafter failed; decoding goes on without speculation")
-            self._drafter = None
-            return DrafterLost(f"{type(error).__name__}: {error}")
+            logger.exception("a drafter failed; decoding goes on without it")
+            self._drafters[index] = None
+            return DrafterLost(f"{type(error).__name__}: {error}", index)
         return None

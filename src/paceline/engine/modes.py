@@ -175,8 +175,8 @@ def _reason(drafters: Sequence[NamedDrafter], lack: str) -> str:
     return f"the drafter is {' + '.join(each.name for each in drafters)}, which {lack}"
 
 
-def draft_policy(config: Config, mode: Mode, needs: DrafterNeeds | None) -> DraftPolicy:
-    """needs: of the drafter, None = there is none."""
+def draft_policy(config: Config, mode: Mode, needs: tuple[DrafterNeeds, ...]) -> DraftPolicy:
+    """needs: of each drafter."""
     speculation = config.speculation
     # A length that somebody fixed is kept, be it by a shape; otherwise it is a bound, but for modes that are
     # there to be compared with.

@@ -18,7 +18,7 @@ from paceline.core.scheduler import Limits
 from paceline.core.work import Event, Work
 from paceline.errors import EngineError
 
-FORMAT = 2
+FORMAT = 3
 
 
 class EventLog:
@@ -141,7 +141,7 @@ def _config_to_json(config: CoreConfig) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "eos_token_ids": config.eos_token_ids,
         "prefix_cache": config.prefix_cache,
-        "drafter": msgspec.to_builtins(config.drafting.drafter),
+        "drafters": msgspec.to_builtins(config.drafting.drafters),
         "length": _named(config.drafting.length),
         "lookup": config.drafting.lookup,
         "planned": config.drafting.planned,
@@ -157,7 +157,7 @@ def _config_from_json(entry: dict[str, Any]) -> CoreConfig:
         eos_token_ids=tuple(entry["eos_token_ids"]),
         prefix_cache=entry["prefix_cache"],
         drafting=DraftPolicy(
-            msgspec.convert(entry["drafter"], DrafterNeeds | None),
+            msgspec.convert(entry["drafters"], tuple[DrafterNeeds, ...]),
             _chosen(entry["length"]),
             tuple(lookup) if lookup is not None else None,
             entry["planned"],

@@ -91,10 +91,10 @@ def build_paced(path: Path, config: Config, tokenizer: Tokenizer, *, host: Draft
         if separate and mode.name != "autoregressive":
             group = DraftGroup(spec, host or LocalHost(FACTORY), events)
             on_failure.callback(group.close)
-            draft = Draft(group.start(), group=group)
+            draft = Draft(group=group, group_needs=group.start())
         elif mode.name != "autoregressive":
             drafter = build_paced_drafter(spec)
-            draft = Draft(drafter.needs, drafter)
+            draft = Draft((drafter,))
         parts = Parts(
             config=config,
             mode=mode,
