@@ -80,9 +80,9 @@ class WatchedModel(DraftModel):
         self.computed: dict[str, set[Text]] = {}
         self.num_dropped = 0
 
-    def _open(self, sequence: DraftSequence, busy: Sequence[DraftSequence]) -> None:
+    def _open(self, sequence: DraftSequence, busy: Sequence[DraftSequence], upto: int) -> None:
         fresh = sequence.cache_node is None
-        super()._open(sequence, busy)
+        super()._open(sequence, busy, upto)
         if fresh:
             ends = range(1, sequence.num_held + 1)
             self.computed[sequence.request_id] = {tuple(sequence.tokens[:end]) for end in ends}

@@ -15,8 +15,10 @@ from paceline.errors import ConfigError, shown
 if TYPE_CHECKING:
     from paceline.core.scheduler import Limits
     from paceline.drafters.base import Drafter
+    from paceline.drafters.features import FeatureSource
     from paceline.drafters.tree_drafter import CandidateModel
     from paceline.execution.model_runner import ModelRunner
+    from paceline.models.head import HeadDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class DrafterKind:
 
     weights: whether it has some of its own, in the precision `speculation.draft_dtype`.  grows_trees: by the
     rules and options of `tree`.  looks_up: n-grams, by `speculation.prompt_lookup_min` and `_max`.
-    in_process: whether it has to live in the target's.
+    in_process: whether it has to live in the target's.  features: whether it reads hidden states of the
+    target.
     """
 
     name: str
@@ -34,6 +37,7 @@ class DrafterKind:
     grows_trees: bool = False
     looks_up: bool = False
     in_process: bool = False
+    features: bool = False
 
 
 KINDS = {
@@ -45,6 +49,8 @@ KINDS = {
 }
 MODEL = DrafterKind("model", "paceline.drafters.draft_model:made", weights=True, grows_trees=True)
 """What a folder, a file or a name on a hub stands for."""
+HEAD = DrafterKind("head", "paceline.drafters.head:made", weights=True, grows_trees=True, features=True)
+"""What such a name turns out to be once it is looked at."""
 ELSEWHERE = DrafterKind("elsewhere", weights=True, grows_trees=True, looks_up=True)
 """On another host, whose own choice it is: nothing is known of it."""
 OWN = DrafterKind("own", in_process=True)
@@ -68,7 +74,7 @@ class Materials:
 
     limits: what the target serves, fitted to this machine's memory.  tree: a drafter that grows trees by the
     configured rule.  runner: of the drafter's own model, for so many tokens of context and no more than
-    `context_length`; both only for a kind with weights.
+    `context_length`.  head: on `head_device`, with the `features` that it reads.
     """
 
     speculation: SpeculationConfig
@@ -78,6 +84,9 @@ class Materials:
     tree: Callable[[CandidateModel], Drafter]
     runner: Callable[[int], ModelRunner] | None = None
     context_length: int = 0
+    head: HeadDecoder | None = None
+    head_device: str = "cpu"
+    features: FeatureSource | None = None
 
 
 def drafters_of(config: Config, *, own_drafter: bool = False) -> tuple[NamedDrafter, ...]:

@@ -1,0 +1,324 @@
+"""Candidates from a head: a small decoder over the target's hidden states (EAGLE-3, arXiv 2503.01840)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.core.drafting import DrafterNeeds
+from paceline.core.token_tree import ROOT
+from paceline.drafters.base import Drafter
+from paceline.drafters.features import FeatureSource
+from paceline.drafters.ranking import Ranking
+from paceline.drafters.registry import Materials
+from paceline.drafters.slot_keeper import SlotKeeper
+from paceline.drafters.tree_drafter import Candidates, DraftSequence, Leaf
+from paceline.execution.devices import current
+from paceline.execution.forward_batch import Segment, SlotTables, build_batch
+from paceline.kernels.kv_cache import KVCache
+from paceline.models.head import HeadDecoder
+
+_ROOT_TOKENS = 16
+"""New tokens that are computed in the pass of the root itself: as many as a verification mostly commits."""
+
+
+@dataclass(slots=True)
+class _Unbacked:
+    """What a sequence has computed from the head's own output, for want of the target's features.
+
+    spine: slots of the committed positions that follow those held.  tip: output `[hidden]` at the last
+    committed position that is computed, None = it was not wanted then.  hidden: output at each node.
+    """
+
+    spine: list[int] = field(default_factory=list)
+    tip: Tensor | None = None
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """inputs: what the head reads beside the tokens, in their order.  wanted: whose rows come out."""
+
+    room: int
+    segments: list[Segment] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    wanted: list[tuple[DraftSequence, int]] = field(default_factory=list)
+
+    def add(self, segment: Segment, inputs: Tensor) -> None:
+        self.segments.append(segment)
+        self.inputs.append(inputs)
+        self.room -= len(inputs)
+
+
+class HeadModel(SlotKeeper):
+    """Position p of a text holds what the head makes of the target's features at p and of token p + 1, so
+    that n tokens have n - 1 positions, the last of which is the root's. A node of the tree is fed its
+    parent's output instead of features.
+
+    What is computed so is kept no longer than need be: positions held are backed by features, and only those
+    are shared with other requests. Where features are late, accepted nodes stand for their tokens
+    (`_Unbacked.spine`) until they come, and are then computed anew in their places.
+    """
+
+    lag = 1
+
+    def __init__(
+        self,
+        decoder: HeadDecoder,
+        kv: KVCache,
+        source: FeatureSource,
+        *,
+        num_rows: int,
+        context_length: int,
+        target_vocab_size: int,
+        eos_token_ids: Sequence[int],
+        chunk_tokens: int,
+    ) -> None:
+        """chunk_tokens: most tokens of one pass."""
+        super().__init__(SlotTables(num_rows, context_length), kv.num_slots)
+        self.needs = DrafterNeeds("head", context_length=context_length, ingests_prompts=True)
+        self._decoder = decoder
+        self._kv = kv
+        self._source = source
+        self._ranking = Ranking(target_vocab_size, eos_token_ids, decoder.target_ids)
+        self._chunk_tokens = chunk_tokens
+        self._unbacked: dict[str, _Unbacked] = {}  # of the sequences in `_holding`
+
+    # ------------------------------------------------------------ the model's protocol
+
+    def problem(self, sequence: DraftSequence) -> str | None:
+        if sequence.foreign:
+            return "the text holds a token that the head does not know"
+        assert self.needs.context_length is not None
+        if len(sequence.tokens) > self.needs.context_length:
+            return "the text is longer than the head's context"
+        return None
+
+    def moved(self, sequence: DraftSequence, accepted: Sequence[int], place: dict[int, int]) -> None:
+        known = self._decoder.spec.vocab_size
+        new = sequence.tokens[sequence.num_held :]
+        sequence.foreign = sequence.foreign or any(token >= known for token in new)
+        if sequence.cache_node is None:
+            return
+        own = self._unbacked[sequence.request_id]
+        own.spine += [sequence.node_slots.pop(node) for node in accepted]
+        if accepted:
+            own.tip = own.hidden[accepted[-1]]
+        dead = [slot for node, slot in sequence.node_slots.items() if node not in place]
+        self._ledger.pool.release(dead)
+        sequence.node_slots = {
+            place[node]: slot for node, slot in sequence.node_slots.items() if node in place
+        }
+        own.hidden = {place[node]: own.hidden[node] for node in own.hidden if node in place}
+
+    def advance(self, sequences: Sequence[DraftSequence]) -> bool:
+        """A part of what is behind, as much as one pass holds; a few last positions are left to the root's
+        own pass."""
+        this = _Pass(self._chunk_tokens)
+        for sequence in sequences:
+            self._catch_up(sequence, sequences, this)
+        self._run(this)
+        for sequence in sequences:
+            self._share_prompt(sequence)
+        return bool(this.segments)
+
+    def expand(self, leaves: Sequence[Leaf]) -> list[Candidates | None]:
+        parts: dict[str, list[int]] = {}
+        for at, leaf in enumerate(leaves):
+            parts.setdefault(leaf.sequence.request_id, []).append(at)
+        busy = [leaves[part[0]].sequence for part in parts.values()]
+        found: list[Candidates | None] = [None] * len(leaves)
+        waiting = list(parts.values())
+        while waiting:
+            this = _Pass(self._chunk_tokens)
+            rows, later = [], []
+            for part in waiting:
+                sequence, first = leaves[part[0]].sequence, leaves[part[0]].node
+                if first == ROOT and not self._can_start(sequence, busy):
+                    found[part[0]] = Candidates()
+                elif first == ROOT:
+                    fits = self._missing(sequence) <= this.room
+                    rows += part if fits and self._add_root(sequence, busy, this) else []
+                    later += [] if fits else [part]
+                else:
+                    nodes = [leaves[at].node for at in part[: this.room]]
+                    rows += part[: self._add_nodes(sequence, nodes, busy, this)]
+                    later += [part[len(nodes) :]] if len(nodes) < len(part) else []
+            logits = self._run(this)
+            if logits is not None:
+                ranked = self._ranking.candidates(logits, [leaves[at] for at in rows])
+                for at, candidates in zip(rows, ranked, strict=True):
+                    found[at] = candidates
+            waiting = later
+        for sequence in busy:
+            self._share_prompt(sequence)
+        return found
+
+    def forget(self, sequence: DraftSequence) -> None:
+        self._drop_kv(sequence)
+
+    # ------------------------------------------------------------ positions
+
+    def _key(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Position p depends on token p + 1 too: the first has the first two."""
+        return [tokens[0] << 32 | tokens[1], *tokens[2:]] if len(tokens) > 1 else []
+
+    def _backed(self, sequence: DraftSequence) -> int:
+        """Of how many positions there are features."""
+        return min(self._source.computed(sequence.request_id), len(sequence.tokens) - 1)
+
+    def _reached(self, sequence: DraftSequence) -> int:
+        """How many positions are computed, with features or without."""
+        return sequence.num_held + len(self._unbacked[sequence.request_id].spine)
+
+    def _begin(self, sequence: DraftSequence, busy: Sequence[DraftSequence]) -> bool:
+        """Whether it holds KV, now if not before. The last position with features is always computed anew:
+        its output is wanted."""
+        if sequence.cache_node is None:
+            backed = self._backed(sequence)
+            if backed <= 0:
+                return False
+            self._open(sequence, busy, backed - 1)
+            self._unbacked[sequence.request_id] = _Unbacked()
+        return True
+
+    def _can_start(self, sequence: DraftSequence, busy: Sequence[DraftSequence]) -> bool:
+        """Whether the root's position can be computed in one pass."""
+        if not self._begin(sequence, busy):
+            return False
+        last = len(sequence.tokens) - 2
+        if self._backed(sequence) > last >= sequence.num_held:
+            return self._missing(sequence) <= self._chunk_tokens
+        tip = self._unbacked[sequence.request_id].tip
+        return tip is not None and self._reached(sequence) == last
+
+    def _missing(self, sequence: DraftSequence) -> int:
+        """Tokens of the root's pass."""
+        last = len(sequence.tokens) - 2
+        return last + 1 - sequence.num_held if self._backed(sequence) > last else 1
+
+    def _drop_kv(self, sequence: DraftSequence) -> None:
+        own = self._unbacked.pop(sequence.request_id, None)
+        if own is not None:
+            self._ledger.pool.release(own.spine)
+        super()._drop_kv(sequence)
+
+    # ------------------------------------------------------------ passes
+
+    def _catch_up(self, sequence: DraftSequence, busy: Sequence[DraftSequence], this: _Pass) -> None:
+        """Adds what one pass can do to bring the sequence up to its root."""
+        if not self._begin(sequence, busy):
+            return
+        last, backed, reached = len(sequence.tokens) - 2, self._backed(sequence), self._reached(sequence)
+        end = backed
+        if backed > last and ROOT not in sequence.draft.expanded:
+            end = last if last - sequence.num_held >= _ROOT_TOKENS else 0
+        end = min(end, sequence.num_held + this.room)
+        if end > sequence.num_held:
+            # What follows is fed the output there, unless it has features of its own.
+            self._add_backed(sequence, end, busy, this, wanted=end >= reached and end == backed)
+        elif reached < last and backed <= sequence.num_held and this.room > 0:
+            self._add_unbacked(sequence, busy, this)
+
+    def _add_root(self, sequence: DraftSequence, busy: Sequence[DraftSequence], this: _Pass) -> bool:
+        """False = there are no slots."""
+        end = len(sequence.tokens) - 1
+        if self._backed(sequence) == end:
+            return self._add_backed(sequence, end, busy, this, wanted=True)
+        return self._add_unbacked(sequence, busy, this)
+
+    def _add_backed(
+        self, sequence: DraftSequence, end: int, busy: Sequence[DraftSequence], this: _Pass, *, wanted: bool
+    ) -> bool:
+        """Positions up to `end`, by the target's features; accepted nodes that stood for some lend their
+        slots."""
+        start, spine = sequence.num_held, self._unbacked[sequence.request_id].spine
+        lent = min(len(spine), end - start)
+        slots = self._take(end - start - lent, busy)
+        if slots is None:
+            return False
+        self._append(sequence, [*spine[:lent], *slots])
+        del spine[:lent]
+        sequence.num_held = end
+        tokens = sequence.tokens[start + 1 : end + 1]
+        features = self._source.features(sequence.request_id, start, end)
+        this.add(Segment(sequence.row, start, tokens, wanted), self._decoder.fuse(features).clone())
+        this.wanted += [(sequence, ROOT)] if wanted else []
+        return True
+
+    def _add_unbacked(self, sequence: DraftSequence, busy: Sequence[DraftSequence], this: _Pass) -> bool:
+        """The next position, by the head's own output at the one before."""
+        own, at = self._unbacked[sequence.request_id], self._reached(sequence)
+        slots = self._take(1, busy) if own.tip is not None else None
+        if slots is None or own.tip is None:
+            return False
+        own.spine += slots
+        token, path = sequence.tokens[at + 1], tuple(own.spine)
+        this.add(Segment(sequence.row, sequence.num_held, (), True, [token], [path]), own.tip[None])
+        this.wanted.append((sequence, ROOT))
+        return True
+
+    def _add_nodes(
+        self, sequence: DraftSequence, nodes: Sequence[int], busy: Sequence[DraftSequence], this: _Pass
+    ) -> int:
+        """As many of the nodes as slots are to be had for; how many."""
+        own, tree, places = self._unbacked[sequence.request_id], sequence.draft.tree, sequence.node_slots
+        tokens, paths, inputs = [], [], []
+        for node in nodes:
+            slots = self._take(1, busy)
+            if slots is None:
+                break
+            places[node] = slots[0]
+            parent = tree.parents[node]
+            above = own.tip if parent == ROOT else own.hidden[parent]
+            assert above is not None
+            inputs.append(above)
+            tokens.append(tree.tokens[node])
+            paths.append([*own.spine, *(places[other] for other in tree.path(node))])
+            this.wanted.append((sequence, node))
+        if tokens:
+            joined = inputs[0][None] if len(inputs) == 1 else torch.stack(inputs)
+            this.add(Segment(sequence.row, sequence.num_held, (), True, tokens, paths), joined)
+        return len(tokens)
+
+    def _run(self, this: _Pass) -> Tensor | None:
+        """Logits of the wanted rows; None where there is nothing to compute."""
+        if not this.segments:
+            return None
+        hidden = this.inputs[0] if len(this.inputs) == 1 else torch.cat(this.inputs)
+        batch = build_batch(this.segments, self._tables)
+        with current(self._kv.keys.device):
+            logits, output = self._decoder.forward(batch, hidden, self._kv)
+            output = output.clone()
+        for (sequence, node), row in zip(this.wanted, output, strict=True):
+            own = self._unbacked[sequence.request_id]
+            if node == ROOT:
+                own.tip = row
+            else:
+                own.hidden[node] = row
+        return logits
+
+
+def made(materials: Materials) -> Drafter:
+    assert materials.head is not None
+    assert materials.features is not None
+    decoder, limits = materials.head, materials.limits
+    spec = decoder.spec
+    # Further modules would want passes of their own over the text: each draft step takes the first.
+    kv = KVCache(
+        1, limits.num_slots, spec.num_kv_heads, spec.head_dim, decoder.kv_dtype, materials.head_device
+    )
+    model = HeadModel(
+        decoder,
+        kv,
+        materials.features,
+        num_rows=limits.max_num_seqs,
+        context_length=min(limits.context_length, spec.context_length),
+        target_vocab_size=materials.target_vocab_size,
+        eos_token_ids=materials.eos_token_ids,
+        chunk_tokens=limits.max_batch_tokens,
+    )
+    return materials.tree(model)
