@@ -85,6 +85,7 @@ class HeadModel(SlotKeeper):
         self._source = source
         self._ranking = Ranking(target_vocab_size, eos_token_ids, decoder.target_ids)
         self._chunk_tokens = chunk_tokens
+        self._root_tokens = min(_ROOT_TOKENS, chunk_tokens)
         self._unbacked: dict[str, _Unbacked] = {}  # of the sequences in `_holding`
 
     # ------------------------------------------------------------ the model's protocol
@@ -104,9 +105,9 @@ class HeadModel(SlotKeeper):
         if sequence.cache_node is None:
             return
         own = self._unbacked[sequence.request_id]
-        own.spine += [sequence.node_slots.pop(node) for node in accepted]
-        if accepted:
-            own.tip = own.hidden[accepted[-1]]
+        for node in accepted:
+            own.spine.append(sequence.node_slots.pop(node))
+            own.tip = own.hidden.pop(node)
         dead = [slot for node, slot in sequence.node_slots.items() if node not in place]
         self._ledger.pool.release(dead)
         sequence.node_slots = {
@@ -138,8 +139,8 @@ class HeadModel(SlotKeeper):
             for part in waiting:
                 sequence, first = leaves[part[0]].sequence, leaves[part[0]].node
                 if first == ROOT and not self._can_start(sequence, busy):
-                    found[part[0]] = Candidates()
-                elif first == ROOT:
+                    continue
+                if first == ROOT:
                     fits = self._missing(sequence) <= this.room
                     rows += part if fits and self._add_root(sequence, busy, this) else []
                     later += [] if fits else [part]
@@ -215,7 +216,7 @@ class HeadModel(SlotKeeper):
         last, backed, reached = len(sequence.tokens) - 2, self._backed(sequence), self._reached(sequence)
         end = backed
         if backed > last and ROOT not in sequence.draft.expanded:
-            end = last if last - sequence.num_held >= _ROOT_TOKENS else 0
+            end = last if last - sequence.num_held >= self._root_tokens else 0
         end = min(end, sequence.num_held + this.room)
         if end > sequence.num_held:
             # What follows is fed the output there, unless it has features of its own.
