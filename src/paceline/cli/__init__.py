@@ -17,6 +17,7 @@ _COMMANDS = {
     "generate": "Complete one prompt.",
     "chat": "Talk with the model.",
     "draft": "Draft for an engine on another host.",
+    "train": "Train a draft head for a model.",
     "version": "Print the version.",
 }
 

@@ -1,0 +1,78 @@
+"""How a head is trained, as data; it is written beside the head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError
+from paceline.train.head_shape import STARTS, Start
+from paceline.train.losses import LOSSES, Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """steps: of the training-time test. decay: weight of a step against the one before it. thin: instead of
+    weighting, let a share `decay` of the rows go on to each next step: the same gradient in the mean, for
+    less work. loss: see `losses`. start: see `head_shape.start_parameters`.
+
+    batch_tokens: answer tokens per update. epochs: passes over the data, or minutes: wall time, if not 0.
+    learning_rate: its height after `warmup` (share of the training), from where it falls as a cosine to
+    `final_rate` of it. ema: decay of the averaged weights, which are what is evaluated and written; 0 = none.
+    held_out: share of the prompts that is not trained on. evaluate_every: minutes. patience: evaluations
+    without a better one after which training stops; 0 = never. longest: tokens of a sequence.
+    bf16: products in bfloat16 (weights and their sums stay float32).
+    """
+
+    steps: int = 5
+    decay: float = 0.8
+    thin: bool = True
+    loss: Loss = "lk_hybrid"
+    start: Start = "target"
+    draft_vocab_size: int = 8192
+    intermediate_size: int = 0
+    norm_before_residual: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    batch_tokens: int = 1024
+    epochs: int = 4
+    minutes: float = 0.0
+    learning_rate: float = 1e-3
+    final_rate: float = 0.05
+    warmup: float = 0.03
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    ema: float = 0.99
+    seed: int = 0
+    held_out: float = 0.03
+    evaluate_every: float = 5.0
+    evaluate_sequences: int = 96
+    patience: int = 0
+    longest: int = 2048
+    bf16: bool = True
+
+    def __post_init__(self) -> None:
+        checks = {
+            "steps": 1 <= self.steps <= 16,
+            "decay": 0 < self.decay <= 1,
+            "loss": self.loss in LOSSES,
+            "start": self.start in STARTS,
+            "draft_vocab_size": self.draft_vocab_size >= 1,
+            "intermediate_size": self.intermediate_size >= 0,
+            "batch_tokens": self.batch_tokens >= 1,
+            "epochs": self.epochs >= 1,
+            "minutes": self.minutes >= 0,
+            "learning_rate": 0 < self.learning_rate < 1,
+            "final_rate": 0 <= self.final_rate <= 1,
+            "warmup": 0 <= self.warmup < 1,
+            "weight_decay": 0 <= self.weight_decay < 1,
+            "clip": self.clip > 0,
+            "ema": 0 <= self.ema < 1,
+            "held_out": 0 < self.held_out < 1,
+            "evaluate_every": self.evaluate_every > 0,
+            "evaluate_sequences": self.evaluate_sequences >= 1,
+            "patience": self.patience >= 0,
+            "longest": self.longest >= 8,
+        }
+        for name, good in checks.items():
+            if not good:
+                raise ConfigError(f"the recipe's {name} is {getattr(self, name)!r}, which makes no sense.")
