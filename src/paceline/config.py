@@ -31,7 +31,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class SpeculationConfig(_Table, frozen=True):
-    """draft: "ngram", "none", or a model (as `Config.model`).
+    """draft: "ngram", "layers" (the first ones of the target), "none", or a model (as `Config.model`).
 
     num_speculative_tokens: guesses per request and step, whatever the batch; unset = as many as pay for
     themselves by measured costs and acceptance, up to 15 in mode overlapped and up to 7 in mode serial-chain;
@@ -40,6 +40,7 @@ class SpeculationConfig(_Table, frozen=True):
     first pair. A request's own number goes before both.
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram that the n-gram drafter looks up.
     prompt_lookup_branches: places that it offers at once, as branches of a tree; 1 = as vLLM.
+    draft_layers: layers of the target that the drafter `layers` runs, 0 = a third of them.
     """
 
     draft: Name = "ngram"
@@ -55,6 +56,7 @@ class SpeculationConfig(_Table, frozen=True):
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 4
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 2
     prompt_lookup_branches: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 1
+    draft_layers: Annotated[int, Meta(ge=0, le=1000, description="a whole number from 0 to 1000")] = 0
 
 
 Mode = Literal[

@@ -105,9 +105,9 @@ class Lab:
         runner = ModelRunner(new_decoder(), kv, num_rows=seqs, context_length=256)
         self.target = TargetExecutor(runner, ())
         self.reader = Reader(self.target.view, **drafter)
-        policy = DraftPolicy(self.reader.needs, FixedLength(6))
+        policy = DraftPolicy((self.reader.needs,), FixedLength(6))
         self.core = EngineCore(CoreConfig(limits, SPEC.vocab_size, drafting=policy))
-        self._executor = LocalExecutor(self.target, self.reader)
+        self._executor = LocalExecutor(self.target, [self.reader])
         self.preemptions = self.accepted = self.cached = 0
         self.outputs: dict[str, list[int]] = {}
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.drafters.features import FeatureSource
     from paceline.drafters.tree_drafter import CandidateModel
     from paceline.execution.model_runner import ModelRunner
+    from paceline.execution.target_view import TargetView
     from paceline.models.head import HeadDecoder
 
 
@@ -28,7 +29,8 @@ class DrafterKind:
     weights: whether it has some of its own, in the precision `speculation.draft_dtype`.  grows_trees: by the
     rules and options of `tree`.  looks_up: n-grams, by `speculation.prompt_lookup_min` and `_max`.
     in_process: whether it has to live in the target's.  features: whether it reads hidden states of the
-    target.
+    target.  target_slots: slots of the target's own cache, beyond the core's, that it computes in, for each
+    running request; 0 = it runs none of the target's layers.
     """
 
     name: str
@@ -38,6 +40,7 @@ class DrafterKind:
     looks_up: bool = False
     in_process: bool = False
     features: bool = False
+    target_slots: int = 0
 
 
 KINDS = {
@@ -45,6 +48,14 @@ KINDS = {
     for kind in (
         # Prompt lookup, as vLLM's `ngram`.
         DrafterKind("ngram", "paceline.drafters.ngram:made", looks_up=True),
+        # Self-speculative decoding, as in LayerSkip, arXiv 2404.16710.
+        DrafterKind(
+            "layers",
+            "paceline.drafters.early_layers:made",
+            grows_trees=True,
+            in_process=True,
+            target_slots=64,
+        ),
     )
 }
 MODEL = DrafterKind("model", "paceline.drafters.draft_model:made", weights=True, grows_trees=True)
@@ -74,7 +85,8 @@ class Materials:
 
     limits: what the target serves, fitted to this machine's memory.  tree: a drafter that grows trees by the
     configured rule.  runner: of the drafter's own model, for so many tokens of context and no more than
-    `context_length`.  head: on `head_device`, with the `features` that it reads.
+    `context_length`.  head: on `head_device`, with the `features` that it reads.  target: for a kind that
+    runs layers of the target.
     """
 
     speculation: SpeculationConfig
@@ -87,6 +99,7 @@ class Materials:
     head: HeadDecoder | None = None
     head_device: str = "cpu"
     features: FeatureSource | None = None
+    target: TargetView | None = None
 
 
 def drafters_of(config: Config, *, own_drafter: bool = False) -> tuple[NamedDrafter, ...]:

@@ -68,6 +68,8 @@ def _given(config: Config, *, own_drafter: bool) -> Settled | None:
         reason = "the drafter is an object of this process"
     elif groups.draft_address:
         placement, reason = "disaggregated", "the drafter is on another host"
+    elif any(each.kind.in_process for each in drafters):
+        reason = f"{config.speculation.draft} has to run in the target's process"
     elif not any(each.kind.weights for each in drafters):
         reason = f"guesses by {config.speculation.draft} take no time"
     elif [each.kind for each in drafters] != [MODEL]:

@@ -21,7 +21,7 @@ from paceline.engine.device_groups import DeviceGroup, drafter_group, groups_of
 from paceline.engine.draft_group import DraftGroup
 from paceline.engine.draft_host import DraftHost, LocalHost, RemoteHost
 from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
-from paceline.engine.drafting import TargetTerms, chosen_drafters
+from paceline.engine.drafting import TargetTerms, check_place, chosen_drafters
 from paceline.engine.engine import Engine
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup, limits_of
@@ -50,6 +50,8 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
     mode = mode_of(config, own_drafter=drafter is not None)
     separate = runs_apart(config, mode)
     _check_draft(config, mode, drafter, separate=separate)
+    names = drafters_of(config, own_drafter=drafter is not None) if mode.name != "autoregressive" else ()
+    check_place(names, separate=separate)
     device = resolve_device(config)
     precision = resolve_precision(config.dtype, device)
     with ExitStack() as on_failure:
@@ -59,12 +61,14 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         model = load(config.model)
         target_group, draft_group = groups_of(config, device, separate=separate)
         target = ModelSetup(model, precision, device, target_group, config.exact)
-        names = drafters_of(config, own_drafter=drafter is not None) if mode.name != "autoregressive" else ()
+        check_place(names, separate=separate, ranks=len(target_group.places))
         chosen = chosen_drafters(config, names, device, draft_group, model)
         per_token = target.kv_bytes_per_token + sum(each.kv_bytes_per_token for each in chosen)
         limits = limits_of(config, model, per_token, target.free_bytes)
-        runner = target.runner(limits, limits.context_length)
+        spare = sum(each.target_slots(limits) for each in chosen)
+        runner = target.runner(limits, limits.context_length, spare_slots=spare)
         on_failure.callback(runner.close)
+        executor = TargetExecutor(runner, model.eos_token_ids)
         events: SimpleQueue[Any] = SimpleQueue()
         draft = Draft()
         if names and separate:
@@ -72,7 +76,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
             on_failure.callback(group.close)
             draft = Draft(group=group, group_needs=group.start())
         elif names:
-            terms = TargetTerms(model.vocab_size, tuple(model.eos_token_ids))
+            terms = TargetTerms(model.vocab_size, tuple(model.eos_token_ids), executor.view)
             made = [drafter] if drafter else [each.make(config, mode, limits, terms) for each in chosen]
             draft = Draft(tuple(made))
         parts = Parts(
@@ -82,7 +86,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
             limits=limits,
             vocab_size=model.vocab_size,
             eos_token_ids=tuple(model.eos_token_ids),
-            target=TargetExecutor(runner, model.eos_token_ids),
+            target=executor,
             draft=draft,
             events=events,
             tokenizer=model.tokenizer,
@@ -100,7 +104,9 @@ def build_drafter(spec: DraftGroupSpec) -> Drafter:
     config = spec.config
     device = resolve_device(config)
     group = drafter_group(config, device, spec.cores)
-    (chosen,) = chosen_drafters(config, drafters_of(config), device, group)
+    names = drafters_of(config)
+    check_place(names, separate=True)
+    (chosen,) = chosen_drafters(config, names, device, group)
     terms = TargetTerms(spec.target_vocab_size, spec.eos_token_ids)
     return chosen.make(config, mode_of(config), chosen.affordable(spec.limits), terms)
 

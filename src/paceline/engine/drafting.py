@@ -16,6 +16,7 @@ from paceline.engine.machine import resolve_precision
 from paceline.engine.model_setup import ModelSetup
 from paceline.engine.modes import Mode, growth_rule, most_guesses
 from paceline.errors import ConfigError
+from paceline.execution.target_view import TargetView
 from paceline.loading import LoadedModel, check_same_vocabulary, load
 
 _PASS_LEAVES = 64
@@ -23,10 +24,12 @@ _PASS_LEAVES = 64
 
 @dataclass(frozen=True, slots=True)
 class TargetTerms:
-    """What a drafter must know of the target, wherever it runs."""
+    """What a drafter must know of the target, wherever it runs. view: of the target itself, where it runs in
+    its process."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    view: TargetView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class ChosenDrafter:
     def affordable(self, limits: Limits) -> Limits:
         """As `ModelSetup.affordable`."""
         return self.weights.affordable(limits) if self.weights is not None else limits
+
+    def target_slots(self, limits: Limits) -> int:
+        """Of the target's cache, beyond the core's: no more than two passes of the target could verify."""
+        return min(self.kind.target_slots * limits.max_num_seqs, 2 * limits.max_batch_tokens)
 
     def make(self, config: Config, mode: Mode, limits: Limits, target: TargetTerms) -> Drafter:
         """Raises KernelError, ConfigError or EngineError when it cannot run so."""
@@ -66,8 +73,27 @@ class ChosenDrafter:
             tree=tree,
             runner=(lambda context: weights.runner(limits, context)) if weights is not None else None,
             context_length=weights.model.context_length if weights is not None else 0,
+            target=target.view,
         )
         return make(self.kind, materials)
+
+
+def check_place(drafters: Sequence[NamedDrafter], *, separate: bool, ranks: int = 1) -> None:
+    """Refuses drafters that cannot live where they would have to. separate: in another process than the
+    target.  ranks: of the target. Raises ConfigError."""
+    for name in [each.name for each in drafters if each.kind.target_slots]:
+        if separate:
+            raise ConfigError(
+                f"the drafter is {name}, which runs layers of the target in the target's process, but is to "
+                "run in another: choose placement = serial and no mode or address that needs a process, or "
+                "another drafter."
+            )
+        if ranks > 1:
+            raise ConfigError(
+                f"the drafter is {name}, which runs layers of a target that is whole, but "
+                f"groups.target_devices gives the target {ranks} ranks: give it one, or choose another "
+                "drafter."
+            )
 
 
 def chosen_drafters(

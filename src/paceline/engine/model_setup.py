@@ -59,9 +59,12 @@ class ModelSetup:
             raise EngineError(f"there is no memory left for the KV cache of {self.model.name}: free some.")
         return replace(limits, num_slots=min(limits.num_slots, wanted))
 
-    def runner(self, limits: Limits, context_length: int, capture: Sequence[int] = ()) -> ModelRunner:
+    def runner(
+        self, limits: Limits, context_length: int, capture: Sequence[int] = (), *, spare_slots: int = 0
+    ) -> ModelRunner:
         """capture: places in the residual stream that passes write to the cache's features
-        (`DecoderSpec.checked_capture`).
+        (`DecoderSpec.checked_capture`).  spare_slots: of the cache beyond `limits.num_slots`, the last ones;
+        of a model on one rank.
 
         Raises KernelError, ConfigError or EngineError when it cannot run so.
         """
@@ -70,8 +73,8 @@ class ModelSetup:
         decoder = self._decoder(capture)
         spec = decoder.spec
         kv = KVCache(
-            *(spec.num_layers, limits.num_slots, spec.num_kv_heads, spec.head_dim, decoder.kv_dtype),
-            self._torch,
+            *(spec.num_layers, limits.num_slots + spare_slots, spec.num_kv_heads, spec.head_dim),
+            *(decoder.kv_dtype, self._torch),
             num_captured=len(capture),
             hidden_size=spec.hidden_size,
         )

@@ -153,6 +153,7 @@ def _check_speculation(config: Config, mode: Mode, drafters: Sequence[NamedDraft
         "prompt_lookup_min": ("looks up no n-grams", _lookups(mode, drafters)),
         "prompt_lookup_max": ("looks up no n-grams", _lookups(mode, drafters)),
         "prompt_lookup_branches": ("looks up no n-grams", any(kind.looks_up for kind in kinds)),
+        "draft_layers": ("runs no layers of the target", any(kind.target_slots for kind in kinds)),
     }
     default = SpeculationConfig()
     for name, (lack, looked_at) in ignored.items():
