@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.kernels.batch import TokenBatch
+from paceline.kernels.batch import IntArray, TokenBatch
 from paceline.kernels.kv_cache import KVCache
 from paceline.models.head_spec import HeadSpec
 
@@ -42,5 +43,32 @@ class HeadDecoder(Protocol):
 
         Returns for the batch's `logit_rows` logits `[rows, draft_vocab]` and what the next draft step is fed,
         `[rows, hidden]`; both float32.
+        """
+        ...
+
+    def chain(
+        self,
+        batch: TokenBatch,
+        hidden: Tensor,
+        kv: KVCache,
+        *,
+        slots: IntArray,
+        temperatures: Sequence[float],
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        count: int,
+    ) -> tuple[Tensor, Tensor]:
+        """A pass as `forward` (module 0), and then one guess after the other below each wanted row, each the
+        best candidate of the one before, fed the state that came with it: on the native kernels a whole chain
+        in one call. Step s runs module `s % num_modules`.
+
+        slots: int32 `[rows, steps - 1]`, where the keys and values of the guesses go; the last guess is not
+        computed, so it needs none. temperatures, seeds, positions: of each wanted row, as for
+        `ops.top_candidates`; positions are those that the first guesses stand for.
+
+        Returns the `count` best candidates of every step, int32 `[rows, steps, count]` in the target's ids,
+        and their scores, float32, both on the CPU, as `ops.top_candidates` has them: the chain is
+        `tokens[:, :, 0]`, the others are its siblings. A row whose logits are not finite has -1 there and
+        goes on with token 0, for nothing.
         """
         ...

@@ -14,8 +14,10 @@ from paceline.kernels.cpu.bindings import DTYPE_CODES, DecoderHandle, NativeDTyp
 
 if TYPE_CHECKING:
     from paceline.kernels.batch import TokenBatch
+    from paceline.kernels.cpu.head_bindings import HeadHandle
     from paceline.kernels.cpu.shared_group import NativeGroup
     from paceline.kernels.kv_cache import KVCache
+    from paceline.models.head_spec import HeadSpec
     from paceline.models.spec import DecoderSpec, DecoderWeights, LayerWeights
 
 _NORMS = ("attn_norm", "mlp_norm", "q_norm", "k_norm", "post_attn_norm", "post_mlp_norm")
@@ -53,7 +55,7 @@ class NativeDecoder:
         group: NativeGroup | None = None,
         capture: Sequence[int] = (),
     ) -> None:
-        _check_shape(spec, threads)
+        check_shape(spec, threads)
         self.spec = spec
         self.capture = spec.checked_capture(capture)
         self.dtype = dtype
@@ -63,7 +65,7 @@ class NativeDecoder:
         if group is not None:
             group.join(self._handle)
         for i, layer in enumerate(weights.layers):
-            _load_layer(self._handle, i, layer)
+            load_layer(self._handle, i, layer)
         self._handle.pack(0, "head", [weights.embed if weights.lm_head is None else weights.lm_head])
         if weights.lm_head is not None:
             self._handle.pack(0, "embed", [weights.embed])
@@ -126,7 +128,8 @@ class NativeDecoder:
             )
 
 
-def _check_shape(spec: DecoderSpec, threads: int) -> None:
+def check_shape(spec: DecoderSpec | HeadSpec, threads: int) -> None:
+    """Raises KernelError for what the kernels do not cover."""
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
@@ -157,14 +160,16 @@ def _new_handle(
     struct = SpecStruct(
         *(spec.vocab_size, spec.hidden_size, spec.intermediate_size, spec.num_heads, spec.num_kv_heads),
         *(spec.head_dim, spec.num_layers, len(spec.ropes), int(spec.activation == "gelu_tanh")),
-        *(int(spec.qk_norm), int(spec.post_norms), int(tied), len(capture), DTYPE_CODES[dtype]),
+        *(int(spec.qk_norm), int(spec.post_norms), int(tied), len(capture), spec.hidden_size),
+        DTYPE_CODES[dtype],
         *(spec.norm_eps, spec.attn_scale, spec.embed_scale),
         *(array.ctypes.data for array in (windows, ropes, inv_freq, scale, places)),
     )
     return DecoderHandle(struct, threads, cores)
 
 
-def _load_layer(handle: DecoderHandle, index: int, layer: LayerWeights) -> None:
+def load_layer(handle: DecoderHandle | HeadHandle, index: int, layer: LayerWeights) -> None:
+    """Packs everything that belongs to one layer."""
     handle.pack(index, "qkv", [layer.q, layer.k, layer.v])
     handle.pack(index, "o", [layer.o])
     handle.pack(index, "gate_up", [layer.gate, layer.up])

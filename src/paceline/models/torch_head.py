@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from paceline.kernels import ops
+from paceline.models.head_chain import draft_chain
 from paceline.models.torch_decoder import moved
 
 if TYPE_CHECKING:
-    from paceline.kernels.batch import TokenBatch
+    from paceline.kernels.batch import IntArray, TokenBatch
     from paceline.kernels.kv_cache import KVCache
     from paceline.models.head_spec import HeadSpec, HeadWeights, ModuleWeights
     from paceline.models.spec import LayerWeights
@@ -91,6 +93,28 @@ class TorchHead:
         branch = ops.linear(gated, layer.down, layer.down_bias)
         x, normed = ops.add_rms_norm(x, branch, weights.norm, spec.norm_eps)
         return ops.linear(normed, self._head), normed if spec.norm_output else x
+
+    def chain(
+        self,
+        batch: TokenBatch,
+        hidden: Tensor,
+        kv: KVCache,
+        *,
+        slots: IntArray,
+        temperatures: Sequence[float],
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        count: int,
+    ) -> tuple[Tensor, Tensor]:
+        """See `HeadDecoder.chain`."""
+        return draft_chain(
+            *(self, batch, hidden, kv),
+            slots=slots,
+            temperatures=temperatures,
+            seeds=seeds,
+            positions=positions,
+            count=count,
+        )
 
     def _embedded(self, batch: TokenBatch) -> Tensor:
         x = self._embed[torch.from_numpy(batch.tokens).to(self.device, torch.int64)].float()

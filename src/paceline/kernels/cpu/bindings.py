@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 NativeDType = Literal["float32", "bfloat16", "int8"]
 
 DTYPE_CODES: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
-MATRIX_IDS = {"qkv": 0, "o": 1, "gate_up": 2, "down": 3, "embed": 4, "head": 5}
+MATRIX_IDS = {
+    name: i for i, name in enumerate(["qkv", "o", "gate_up", "down", "embed", "head", "join", "fc"])
+}
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _VECTORS = "attn_norm mlp_norm q_norm k_norm post_attn_norm post_mlp_norm qkv_bias o_bias gate_bias up_bias"
-VECTOR_IDS = {name: i for i, name in enumerate([*_VECTORS.split(), "down_bias", "final_norm"])}
+_HEAD_VECTORS = "embed_norm hidden_norm input_norm fc_norms"
+VECTOR_IDS = {
+    name: i for i, name in enumerate([*_VECTORS.split(), "down_bias", "final_norm", *_HEAD_VECTORS.split()])
+}
 BATCH_RULES = {
     1: "a token id is outside the vocabulary",
     2: "a slot is outside the cache",
@@ -49,13 +54,13 @@ class SpecStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ["vocab", "hidden", "intermediate", "heads", "kv_heads", "head_dim"]),
         *((name, c_int32) for name in ["layers", "ropes", "gelu", "qk_norm", "post_norms", "tied"]),
-        *((name, c_int32) for name in ["captured", "dtype"]),
+        *((name, c_int32) for name in ["captured", "attention_input", "dtype"]),
         *((name, c_float) for name in ["norm_eps", "attn_scale", "embed_scale"]),
         *((name, c_void_p) for name in ["windows", "layer_ropes", "inv_freq", "rope_scale", "capture"]),
     ]
 
 
-class _BatchStruct(ctypes.Structure):
+class BatchStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ["tokens_count", "logits_count", "paths_count", "rows_count"]),
         ("table_width", c_int32),
@@ -65,7 +70,7 @@ class _BatchStruct(ctypes.Structure):
     ]
 
 
-class _KvStruct(ctypes.Structure):
+class KvStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ["keys", "values", "features"]),
         ("layer_bytes", c_int64),
@@ -73,7 +78,7 @@ class _KvStruct(ctypes.Structure):
     ]
 
 
-class _PartStruct(ctypes.Structure):
+class PartStruct(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("dtype", c_int32), ("rows", c_int32)]
 
 
@@ -120,7 +125,7 @@ def coupled_argmax(
     """See `reference.sampling.coupled_argmax`; for CPU tensors."""
     tokens, finite = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.bool)
     with _sampling_rows(logits, temperatures, seeds, positions) as rows:
-        _library().paceline_coupled_argmax(rows, tokens.data_ptr(), finite.data_ptr())
+        library().paceline_coupled_argmax(rows, tokens.data_ptr(), finite.data_ptr())
     return tokens, finite
 
 
@@ -135,14 +140,14 @@ def top_candidates(
     """See `reference.sampling.top_candidates`; for CPU tensors, and count at least 1."""
     tokens, scores = torch.empty(len(logits), count, dtype=torch.int32), torch.empty(len(logits), count)
     with _sampling_rows(logits, temperatures, seeds, positions, token_ids) as rows:
-        _library().paceline_top_candidates(rows, count, tokens.data_ptr(), scores.data_ptr())
+        library().paceline_top_candidates(rows, count, tokens.data_ptr(), scores.data_ptr())
     return tokens, scores
 
 
 def noise_row(seed: int, position: int, count: int) -> NDArray[np.float32]:
     """`core.noise.gumbel_noise(seed, position, count)`, computed natively."""
     out = np.empty(count, dtype=np.float32)
-    _library().paceline_noise(seed & _MASK64, position, count, out.ctypes.data)
+    library().paceline_noise(seed & _MASK64, position, count, out.ctypes.data)
     return out
 
 
@@ -150,14 +155,8 @@ class DecoderHandle:
     """Owns one packed decoder and its thread team; freed with the object."""
 
     def __init__(self, spec: SpecStruct, threads: int, cores: Sequence[int] | None) -> None:
-        self._lib = _library()
-        pinned = (c_int32 * len(cores or ()))(*(cores or ()))
-        failure = c_int32()
-        self._pointer: int | None = self._lib.paceline_decoder_new(
-            ctypes.byref(spec), threads, pinned, len(pinned), ctypes.byref(failure)
-        )
-        if not self._pointer:
-            raise KernelError(_DECODER_FAILURES[failure.value].format(threads=threads))
+        self._lib = library()
+        self._pointer: int | None = new_object(self._lib.paceline_decoder_new, spec, threads, cores)
 
     def __del__(self) -> None:
         if getattr(self, "_pointer", None):
@@ -179,48 +178,73 @@ class DecoderHandle:
 
     def pack(self, layer: int, matrix: str, parts: Sequence[Tensor]) -> None:
         """Packs `[out, in]` tensors, stacked in the given order, as one matrix. Nothing is held on to."""
-        same = {part.dtype for part in parts} == {torch.bfloat16}
-        dtype = torch.bfloat16 if same else torch.float32
-        ready = [part.detach().to("cpu", dtype).contiguous() for part in parts]
-        structs = (_PartStruct * len(ready))(
-            *(_PartStruct(t.data_ptr(), int(same), t.shape[0]) for t in ready)
-        )
-        code = self._lib.paceline_pack(self._pointer, layer, MATRIX_IDS[matrix], structs, len(ready))
-        _check_memory(code, "packing a matrix")
+        pack_parts(self._lib.paceline_pack, self._pointer, layer, matrix, parts)
 
     def set_vector(self, layer: int, name: str, value: Tensor) -> None:
-        ready = value.detach().to("cpu", torch.float32).contiguous()
-        code = self._lib.paceline_set_vector(
-            self._pointer, layer, VECTOR_IDS[name], ready.data_ptr(), ready.numel()
-        )
-        _check_memory(code, "a weight vector")
+        set_vector(self._lib, self._pointer, layer, name, value)
 
     def forward(self, batch: TokenBatch, kv: KVCache, depth: int, logits: Tensor) -> None:
         """Runs one pass through `depth` layers, without the interpreter lock. Raises ValueError naming a
         broken rule of the batch."""
-        keys, features = kv.keys, kv.features
-        cache = _KvStruct(
-            *(keys.data_ptr(), kv.values.data_ptr(), None if features is None else features.data_ptr()),
-            *(keys.stride(0) * keys.element_size(), keys.shape[1]),
-        )
         code = self._lib.paceline_forward(
-            self._pointer, ctypes.byref(_batch_struct(batch)), ctypes.byref(cache), depth, logits.data_ptr()
+            *(self._pointer, ctypes.byref(batch_struct(batch)), ctypes.byref(kv_struct(kv))),
+            *(depth, logits.data_ptr()),
         )
-        _check_memory(code, "the buffers of this pass")
-        if code:
-            raise ValueError(f"malformed batch: {BATCH_RULES[code]}")
+        check_pass(code)
 
 
-def _check_memory(code: int, purpose: str) -> None:
+def new_object(make: Any, spec: ctypes.Structure, threads: int, cores: Sequence[int] | None) -> int:
+    """What `make` returns. Raises KernelError when it cannot."""
+    pinned = (c_int32 * len(cores or ()))(*(cores or ()))
+    failure = c_int32()
+    pointer = make(ctypes.byref(spec), threads, pinned, len(pinned), ctypes.byref(failure))
+    if not pointer:
+        raise KernelError(_DECODER_FAILURES[failure.value].format(threads=threads))
+    return int(pointer)
+
+
+def pack_parts(pack: Any, pointer: int | None, layer: int, matrix: str, parts: Sequence[Tensor]) -> None:
+    """See `DecoderHandle.pack`."""
+    same = {part.dtype for part in parts} == {torch.bfloat16}
+    dtype = torch.bfloat16 if same else torch.float32
+    ready = [part.detach().to("cpu", dtype).contiguous() for part in parts]
+    structs = (PartStruct * len(ready))(*(PartStruct(t.data_ptr(), int(same), t.shape[0]) for t in ready))
+    check_memory(pack(pointer, layer, MATRIX_IDS[matrix], structs, len(ready)), "packing a matrix")
+
+
+def set_vector(lib: ctypes.CDLL, pointer: int | None, layer: int, name: str, value: Tensor) -> None:
+    """One weight vector of a layer, or of the whole with layer 0."""
+    ready = value.detach().to("cpu", torch.float32).contiguous()
+    code = lib.paceline_set_vector(pointer, layer, VECTOR_IDS[name], ready.data_ptr(), ready.numel())
+    check_memory(code, "a weight vector")
+
+
+def check_pass(code: int) -> None:
+    """Raises ValueError naming a broken rule of the batch."""
+    check_memory(code, "the buffers of this pass")
+    if code:
+        raise ValueError(f"malformed batch: {BATCH_RULES[code]}")
+
+
+def check_memory(code: int, purpose: str) -> None:
+    """Raises MemoryError where a call says that there was too little."""
     if code < 0:
         raise MemoryError(f"not enough memory for {purpose}")
 
 
-def _batch_struct(batch: TokenBatch) -> _BatchStruct:
+def kv_struct(kv: KVCache) -> KvStruct:
+    keys, features = kv.keys, kv.features
+    return KvStruct(
+        *(keys.data_ptr(), kv.values.data_ptr(), None if features is None else features.data_ptr()),
+        *(keys.stride(0) * keys.element_size(), keys.shape[1]),
+    )
+
+
+def batch_struct(batch: TokenBatch) -> BatchStruct:
     tables = batch.tables
     if tables.shape[1] and tables.strides[1] != tables.itemsize:
         raise ValueError("malformed batch: a row of tables is not contiguous")
-    return _BatchStruct(
+    return BatchStruct(
         len(batch.tokens),
         len(batch.logit_rows),
         len(batch.path_slots),
@@ -241,7 +265,8 @@ def _address(array: NDArray[np.int32]) -> int:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """The kernels, with the types of what this module calls."""
     lib = load_library()
     lib.paceline_coupled_argmax.restype = None
     lib.paceline_coupled_argmax.argtypes = [POINTER(_SamplingStruct), c_void_p, c_void_p]
@@ -259,9 +284,9 @@ def _library() -> ctypes.CDLL:
     lib.paceline_read_weights.restype = c_uint64
     lib.paceline_read_weights.argtypes = [c_void_p]
     lib.paceline_pack.restype = c_int32
-    lib.paceline_pack.argtypes = [c_void_p, c_int32, c_int32, POINTER(_PartStruct), c_int32]
+    lib.paceline_pack.argtypes = [c_void_p, c_int32, c_int32, POINTER(PartStruct), c_int32]
     lib.paceline_set_vector.restype = c_int32
     lib.paceline_set_vector.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int32]
     lib.paceline_forward.restype = c_int32
-    lib.paceline_forward.argtypes = [c_void_p, POINTER(_BatchStruct), POINTER(_KvStruct), c_int32, c_void_p]
+    lib.paceline_forward.argtypes = [c_void_p, POINTER(BatchStruct), POINTER(KvStruct), c_int32, c_void_p]
     return lib

@@ -13,6 +13,8 @@ namespace {
 
 constexpr size_t kHuge = size_t{2} << 20;
 
+}  // namespace
+
 Matrix shaped(DType dtype, int n, int k) {
     Matrix m;
     m.dtype = dtype;
@@ -20,8 +22,6 @@ Matrix shaped(DType dtype, int n, int k) {
     m.k = k;
     return m;
 }
-
-}  // namespace
 
 Arena::Arena(size_t bytes) : bytes_(round_up(bytes, kHuge) + kHuge) {
     void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -57,7 +57,7 @@ Decoder::Decoder(const Spec& spec, int threads, const int* cores, int num_cores)
         Layer& layer = layers_[i];
         layer.window = spec.windows[i];
         layer.rope = spec.layer_ropes[i];
-        layer.qkv = shaped(spec.dtype, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.hidden);
+        layer.qkv = shaped(spec.dtype, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.attention_input);
         layer.o = shaped(spec.dtype, spec.hidden, attn);
         layer.gate_up = shaped(spec.dtype, 2 * (int)round_up(spec.intermediate, 16), spec.hidden);
         layer.down = shaped(spec.dtype, spec.hidden, spec.intermediate);
@@ -102,8 +102,7 @@ Matrix& Decoder::matrix(int layer, MatrixId id) {
     }
 }
 
-void Decoder::pack(int layer, MatrixId id, const Part* parts, int count) {
-    const Matrix& m = matrix(layer, id);
+void Decoder::pack(const Matrix& m, MatrixId id, const Part* parts, int count) {
     std::vector<const uint8_t*> rows((size_t)m.panels() * kPanel, nullptr);
     const DType dtype = (DType)parts[0].dtype;
     const size_t row_bytes = (size_t)m.k * (dtype == DType::f32 ? 4 : 2);
@@ -131,10 +130,10 @@ const float* Decoder::vector(int layer, VectorId id) const {
     return v.empty() ? nullptr : v.data();
 }
 
-int Decoder::check(const Batch& b, const KvView& kv) const {
+int Decoder::check(const Batch& b, const KvView& kv, int vocab) const {
     auto in = [](int32_t x, int32_t end) { return x >= 0 && x < end; };
     for (int t = 0; t < b.tokens_count; t++) {
-        if (!in(b.tokens[t], spec_.vocab)) return 1;
+        if (!in(b.tokens[t], vocab)) return 1;
         if (!in(b.slots[t], kv.slots)) return 2;
         if (!in(b.rows[t], b.rows_count) && b.prefix_len[t] > 0) return 3;
         if (!in(b.prefix_len[t], b.table_width + 1)) return 4;

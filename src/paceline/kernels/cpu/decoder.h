@@ -14,6 +14,7 @@ namespace paceline {
 struct Spec {
     int32_t vocab, hidden, intermediate, heads, kv_heads, head_dim, layers, ropes;
     int32_t gelu, qk_norm, post_norms, tied, captured;
+    int32_t attention_input;                   // elements of the rows that queries, keys and values are made of
     DType dtype;
     float norm_eps, attn_scale, embed_scale;
     const int32_t *windows, *layer_ropes;      // [layers]
@@ -21,10 +22,11 @@ struct Spec {
     const int32_t *capture;                    // [captured] layers whose entry is kept; `layers` = what the last one gives
 };
 
-enum class MatrixId : int32_t { qkv, o, gate_up, down, embed, head };
+enum class MatrixId : int32_t { qkv, o, gate_up, down, embed, head, join, fc };
 enum class VectorId : int32_t {
     attn_norm, mlp_norm, q_norm, k_norm, post_attn_norm, post_mlp_norm,
-    qkv_bias, o_bias, gate_bias, up_bias, down_bias, final_norm, count
+    qkv_bias, o_bias, gate_bias, up_bias, down_bias, final_norm,
+    embed_norm, hidden_norm, input_norm, fc_norms, count  // of a draft head
 };
 
 struct Layer {
@@ -53,23 +55,30 @@ struct KvView {
     int32_t slots;
 };
 
+// A matrix of that shape, without memory yet.
+Matrix shaped(DType dtype, int n, int k);
+
+// Rows of a matrix to be packed.
+struct Part {
+    const uint8_t* data;
+    int32_t dtype, rows;
+};
+
 class Decoder {
   public:
     Decoder(const Spec& spec, int threads, const int* cores, int num_cores);
 
     // Sources of qkv and gate_up are concatenated by the caller's order: q, k, v and gate, up.
-    struct Part {
-        const uint8_t* data;
-        int32_t dtype, rows;
-    };
-    void pack(int layer, MatrixId id, const Part* parts, int count);
+    void pack(int layer, MatrixId id, const Part* parts, int count) { pack(matrix(layer, id), id, parts, count); }
+    void pack(const Matrix& m, MatrixId id, const Part* parts, int count);
     void set_vector(int layer, VectorId id, const float* data, int count);
 
     // Passes sum their branches over the ranks of a group, and compute their share of the logits. Null = a whole model.
     void join(Group* group) { group_ = group; }
 
-    // 0, or the number of the first broken rule (see api.cpp).
-    int check(const Batch& batch, const KvView& kv) const;
+    // 0, or the number of the first broken rule (see api.cpp). vocab: token ids are below it.
+    int check(const Batch& batch, const KvView& kv, int vocab) const;
+    int check(const Batch& batch, const KvView& kv) const { return check(batch, kv, spec_.vocab); }
     // depth: layers that run before the final norm. A pass over fewer than all keeps no features.
     void forward(const Batch& batch, const KvView& kv, int depth, float* logits);
 
@@ -79,7 +88,10 @@ class Decoder {
     size_t weight_bytes() const { return weight_bytes_; }
 
   private:
+    friend class Stages;
     friend class Pass;
+    friend class HeadPass;
+    friend class Head;
     Matrix& matrix(int layer, MatrixId id);
     const float* vector(int layer, VectorId id) const;
     DType kv_dtype() const { return spec_.dtype == DType::f32 ? DType::f32 : DType::bf16; }
