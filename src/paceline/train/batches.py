@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paceline.train.start import Sample
 from paceline.train.store import FeatureStore, StoredSequence
 from paceline.train.unroll import Context
 
@@ -96,6 +97,15 @@ def packed(store: FeatureStore, sequences: Sequence[StoredSequence]) -> Batch:
         best=torch.cat([store.best[part] for part in finals]),
         sequences=tuple(sequences),
     )
+
+
+def sample_pairs(store: FeatureStore, sequences: Sequence[StoredSequence], most: int, seed: int) -> Sample:
+    """About `most` pairs from whole answers, drawn by the seed."""
+    features, finals = [], []
+    for one in next(epoch(sequences, most, seed)):
+        features.append(store.features[one.start + one.prompt_length - 1 : one.start + one.length - 2])
+        finals.append(store.finals[one.answer_start + 1 : one.answer_start + one.answer_length])
+    return Sample(torch.cat(features), torch.cat(finals))
 
 
 def epoch(sequences: Sequence[StoredSequence], tokens: int, seed: int) -> Iterator[list[StoredSequence]]:

@@ -1,19 +1,15 @@
-"""The head that is trained: its sizes, its parameters, and what they start from."""
+"""The head that is trained: its sizes and its parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError, ModelError
-from paceline.models.spec import DecoderSpec, DecoderWeights, RopeSpec
-
-Start = Literal["target", "random"]
-STARTS: tuple[str, ...] = get_args(Start)
+from paceline.models.spec import DecoderSpec, RopeSpec
 
 Parameters = dict[str, Tensor]
 """By their names in the original EAGLE-3 layout; matrices `[out, in]`."""
@@ -64,6 +60,7 @@ def head_shape(
     *,
     capture: tuple[int, ...] = (),
     intermediate_size: int = 0,
+    num_kv_heads: int = 0,
     norm_before_residual: bool = False,
     fc_norm: bool = False,
     norm_output: bool = False,
@@ -74,11 +71,16 @@ def head_shape(
             f"a head for the family {spec.family} is not supported: its activation or its scaled embedding "
             "has no place in the EAGLE-3 layout."
         )
+    kv_heads = num_kv_heads or spec.num_kv_heads
+    if spec.num_heads % kv_heads:
+        raise ConfigError(
+            f"{spec.num_heads} heads cannot share {kv_heads} key-value heads evenly: choose a divisor."
+        )
     return HeadShape(
         hidden_size=spec.hidden_size,
         intermediate_size=intermediate_size or spec.intermediate_size,
         num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
+        num_kv_heads=kv_heads,
         head_dim=spec.head_dim,
         draft_vocab_size=draft_vocab_size,
         vocab_size=spec.vocab_size,
@@ -122,49 +124,3 @@ def parameter_shapes(shape: HeadShape) -> Mapping[str, tuple[int, ...]]:
     if shape.fc_norm:
         shapes |= {f"fc_norm.{i}.weight": (d,) for i in range(count)}
     return shapes
-
-
-def start_parameters(
-    shape: HeadShape, weights: DecoderWeights, vocabulary: Tensor, start: Start, seed: int
-) -> Parameters:
-    """Float32, on the CPU. vocabulary: `[draft vocabulary]` target ids.
-
-    "random": matrices normal with deviation 0.02, norms one. "target": the output matrix, the final norm and,
-    where shapes allow, the last layer are the target's; the fused feature is the last captured residual plus
-    noise. Both start from the target's output rows: they are the tokens' meaning, which a small budget
-    cannot teach anew.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    parameters = {
-        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=generator) * 0.02
-        for name, size in parameter_shapes(shape).items()
-    }
-    head = weights.embed if weights.lm_head is None else weights.lm_head
-    parameters["lm_head.weight"] = head[vocabulary].float().clone()
-    parameters["norm.weight"] = weights.final_norm.float().clone()
-    if start == "target":
-        _from_last_layer(parameters, shape, weights)
-    return parameters
-
-
-def _from_last_layer(parameters: Parameters, shape: HeadShape, weights: DecoderWeights) -> None:
-    last, first, d = weights.layers[-1], weights.layers[0], shape.hidden_size
-    fc = parameters["fc.weight"]
-    fc *= 0.1
-    fc[:, -d:] += torch.eye(d)
-    layer = {
-        "hidden_norm": last.attn_norm,
-        "input_layernorm": first.attn_norm,
-        "post_attention_layernorm": last.mlp_norm,
-        "self_attn.o_proj": last.o,
-        "mlp.gate_proj": last.gate,
-        "mlp.up_proj": last.up,
-        "mlp.down_proj": last.down,
-    }
-    for name, tensor in layer.items():
-        key = f"midlayer.{name}.weight"
-        if parameters[key].shape == tensor.shape:
-            parameters[key] = tensor.float().clone()
-    for name, matrix in (("q", last.q), ("k", last.k), ("v", last.v)):
-        wide = parameters[f"midlayer.self_attn.{name}_proj.weight"]
-        wide[:, d:] = matrix.float()

@@ -84,6 +84,7 @@ def train_stage(
         len(vocabulary.ids),
         capture=store.meta.capture,
         intermediate_size=recipe.intermediate_size,
+        num_kv_heads=recipe.num_kv_heads,
         norm_before_residual=recipe.norm_before_residual,
         fc_norm=recipe.fc_norm,
         norm_output=recipe.norm_output,

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError
-from paceline.train.head_shape import STARTS, Start
 from paceline.train.losses import LOSSES, Loss
+from paceline.train.start import STARTS, Start
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """steps: of the training-time test. decay: weight of a step against the one before it. thin: instead of
-    weighting, let a share `decay` of the rows go on to each next step: the same gradient in the mean, for
-    less work. loss: see `losses`. start: see `head_shape.start_parameters`.
+    """steps: of the training-time test. ramp: share of the training over which they grow from one to all: the
+    later ones learn from a head that already knows the first. decay: weight of a step against the one before
+    it. thin: instead of weighting, let a share `decay` of the rows go on to each next step: the same gradient
+    in the mean, for less work. loss: see `losses`. start: see `start.start_parameters`.
+    intermediate_size, num_kv_heads: 0 = the target's. train_lm_head: or leave it as it is in the target.
 
     batch_tokens: answer tokens per update. epochs: passes over the data, or minutes: wall time, if not 0.
     learning_rate: its height after `warmup` (share of the training), from where it falls as a cosine to
@@ -24,19 +26,22 @@ class Recipe:
     """
 
     steps: int = 5
+    ramp: float = 0.15
     decay: float = 0.8
     thin: bool = True
     loss: Loss = "lk_hybrid"
-    start: Start = "target"
+    start: Start = "fit"
     draft_vocab_size: int = 8192
     intermediate_size: int = 0
+    num_kv_heads: int = 0
+    train_lm_head: bool = True
     norm_before_residual: bool = False
-    fc_norm: bool = False
+    fc_norm: bool = True
     norm_output: bool = False
     batch_tokens: int = 1024
     epochs: int = 4
     minutes: float = 0.0
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     final_rate: float = 0.05
     warmup: float = 0.03
     weight_decay: float = 0.01
@@ -53,11 +58,13 @@ class Recipe:
     def __post_init__(self) -> None:
         checks = {
             "steps": 1 <= self.steps <= 16,
+            "ramp": 0 <= self.ramp <= 1,
             "decay": 0 < self.decay <= 1,
             "loss": self.loss in LOSSES,
             "start": self.start in STARTS,
             "draft_vocab_size": self.draft_vocab_size >= 1,
             "intermediate_size": self.intermediate_size >= 0,
+            "num_kv_heads": self.num_kv_heads >= 0,
             "batch_tokens": self.batch_tokens >= 1,
             "epochs": self.epochs >= 1,
             "minutes": self.minutes >= 0,

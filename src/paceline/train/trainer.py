@@ -17,10 +17,11 @@ from torch import Tensor
 from paceline.errors import ModelError
 from paceline.models.spec import DecoderWeights
 from paceline.train import acceptance
-from paceline.train.batches import Batch, epoch, packed
-from paceline.train.head_shape import HeadShape, Parameters, start_parameters
+from paceline.train.batches import Batch, epoch, packed, sample_pairs
+from paceline.train.head_shape import HeadShape, Parameters
 from paceline.train.losses import LossRows, head_loss, target_rows
 from paceline.train.recipe import Recipe
+from paceline.train.start import start_parameters
 from paceline.train.store import FeatureStore, StoredSequence
 from paceline.train.unroll import Continue, HeadPass, Step
 from paceline.train.vocabulary import DraftVocabulary
@@ -29,6 +30,9 @@ DEPTHS = (3, 5)
 """Chains that are evaluated."""
 
 _STATE = "state.pt"
+
+_SAMPLE = 20_000
+"""Pairs that the start is fitted to."""
 
 
 @dataclass
@@ -91,8 +95,11 @@ class Trainer:
         self._final_norm = weights.final_norm.to(self.device, torch.float32)
         self._target_head = head[ids].to(self.device, self.dtype)
         self._members, self._ids = data.vocabulary.members.to(self.device), ids.to(self.device)
-        started = start_parameters(shape, weights, ids, recipe.start, recipe.seed)
-        self.parameters = {name: tensor.to(self.device).requires_grad_() for name, tensor in started.items()}
+        sample = sample_pairs(data.store, data.training, _SAMPLE, recipe.seed)
+        started = start_parameters(shape, weights, ids, recipe.start, recipe.seed, sample)
+        self.parameters = {name: tensor.to(self.device) for name, tensor in started.items()}
+        for name, tensor in self.parameters.items():
+            tensor.requires_grad_(recipe.train_lm_head or name != "lm_head.weight")
         self.average = {name: tensor.detach().clone() for name, tensor in self.parameters.items()}
         self.progress = Progress()
         self._optimizer = _optimizer(self.parameters, recipe)
@@ -146,7 +153,7 @@ class Trainer:
         rate = learning_rate(self.recipe, self._share_done())
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        loss, alphas = self.loss(batch, seed=progress.update)
+        loss, alphas = self.loss(batch, progress.update, num_steps(self.recipe, self._share_done()))
         self._optimizer.zero_grad()
         torch.autograd.backward(loss)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.recipe.clip)
@@ -167,8 +174,9 @@ class Trainer:
             }
         )
 
-    def loss(self, batch: Batch, seed: int) -> tuple[Tensor, list[Tensor]]:
-        """The batch's loss per row of step 0, and the rows' alphas of each step. seed: of the thinning."""
+    def loss(self, batch: Batch, seed: int, count: int) -> tuple[Tensor, list[Tensor]]:
+        """The batch's loss per row of step 0, and the rows' alphas of each of `count` steps. seed: of the
+        thinning."""
         recipe = self.recipe
         head = HeadPass(self.shape, self._in_product_type(self.parameters), self._embed)
         with torch.no_grad():
@@ -190,7 +198,7 @@ class Trainer:
             kept = keep.nonzero().flatten()
             return Continue(kept, batch.ahead(done.rows[kept], step))
 
-        steps = head.unroll(batch.context, batch.rows, recipe.steps, go_on)
+        steps = head.unroll(batch.context, batch.rows, count, go_on)
         targets = torch.cat([batch.target_of[done.rows + 1 + s] for s, done in enumerate(steps)])
         weight = 1.0 if recipe.thin else recipe.decay
         counts = [len(done.rows) for done in steps]
@@ -279,9 +287,17 @@ def learning_rate(recipe: Recipe, share: float) -> float:
     return recipe.learning_rate * (recipe.final_rate + (1 - recipe.final_rate) * shape)
 
 
+def num_steps(recipe: Recipe, share: float) -> int:
+    """Of the training-time test, when `share` of the training is done."""
+    if share >= recipe.ramp:
+        return recipe.steps
+    return min(recipe.steps, 1 + int(recipe.steps * share / recipe.ramp))
+
+
 def _optimizer(parameters: Parameters, recipe: Recipe) -> torch.optim.AdamW:
-    matrices = [tensor for tensor in parameters.values() if tensor.dim() == 2]
-    vectors = [tensor for tensor in parameters.values() if tensor.dim() == 1]
+    trained = [tensor for tensor in parameters.values() if tensor.requires_grad]
+    matrices = [tensor for tensor in trained if tensor.dim() == 2]
+    vectors = [tensor for tensor in trained if tensor.dim() == 1]
     groups = [
         {"params": matrices, "weight_decay": recipe.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
