@@ -21,6 +21,7 @@ from paceline.errors import ConfigError, shown
 
 Dtype = Literal["auto", "float32", "bfloat16", "int8"]
 Device = Literal["auto", "cpu", "cuda"]
+SuffixCache = Literal["off", "tenant", "shared"]
 Name = Annotated[str, Meta(min_length=1, description="a text that is not empty")]
 _MOST_TOKENS = 2**31 - 1
 """Slots and positions are 32-bit in the kernels."""
@@ -31,7 +32,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class SpeculationConfig(_Table, frozen=True):
-    """draft: "ngram", "layers" (the first ones of the target), "none", or a model (as `Config.model`).
+    """draft: "ngram", "suffix", "layers" (the first of the target), "none", or a model (as `Config.model`).
 
     num_speculative_tokens: guesses per request and step, whatever the batch; unset = as many as pay for
     themselves by measured costs and acceptance, up to 15 in mode overlapped and up to 7 in mode serial-chain;
@@ -41,6 +42,13 @@ class SpeculationConfig(_Table, frozen=True):
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram that the n-gram drafter looks up.
     prompt_lookup_branches: places that it offers at once, as branches of a tree; 1 = as vLLM.
     draft_layers: layers of the target that the drafter `layers` runs, 0 = a third of them.
+    suffix_cache: whose finished outputs the suffix drafter learns from besides the request itself: "off" =
+    nobody's, "tenant" = those of the same `SamplingParams.tenant`, "shared" = everybody's.
+    suffix_max_cached_requests, suffix_max_memory: outputs, and MiB, that it remembers at most, the latest.
+    suffix_cache_file: where they are kept from run to run.  suffix_max_depth: tokens of context it compares.
+    suffix_factor, suffix_offset: a match of m tokens is worth `factor * m + offset` guesses.
+    suffix_min_token_prob: chance of being reached below which it guesses nothing.  suffix_tree: the likeliest
+    nodes of all continuations, not only the likeliest path.
     """
 
     draft: Name = "ngram"
@@ -57,6 +65,17 @@ class SpeculationConfig(_Table, frozen=True):
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 2
     prompt_lookup_branches: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 1
     draft_layers: Annotated[int, Meta(ge=0, le=1000, description="a whole number from 0 to 1000")] = 0
+    suffix_cache: SuffixCache = "off"
+    suffix_max_cached_requests: Annotated[
+        int, Meta(ge=1, le=10**6, description="a whole number from 1 to 1000000")
+    ] = 10_000
+    suffix_max_memory: Annotated[int, Meta(ge=1, le=2**16, description="MiB from 1 to 65536")] = 256
+    suffix_cache_file: str = ""
+    suffix_max_depth: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 24
+    suffix_factor: Annotated[float, Meta(ge=0, le=64, description="a number from 0 to 64")] = 1.0
+    suffix_offset: Annotated[float, Meta(ge=-64, le=256, description="a number from -64 to 256")] = 2.0
+    suffix_min_token_prob: Annotated[float, Meta(gt=0, le=1, description="above 0, at most 1")] = 0.1
+    suffix_tree: bool = True
 
 
 Mode = Literal[

@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ENGINE_OPTIONS = [
     click.option("--model", help='"embedded", a directory, a GGUF file or a Hugging Face name.'),
-    click.option("--draft", help='"ngram", "layers", "none", or a model; several joined by +.'),
+    click.option("--draft", help='"ngram", "suffix", "layers", "none", or a model; several joined by +.'),
     click.option("--num-speculative-tokens", type=int, metavar="N", help="Guesses per step."),
     click.option("--placement", type=click.Choice(get_args(Placement)), help="Where draft and target run."),
     click.option("--mode", type=click.Choice(get_args(Mode)), help="How they work together."),

@@ -72,6 +72,11 @@ class DraftLane:
         self._hand_over = HandOver()
 
     @property
+    def learns_outputs(self) -> bool:
+        """Whether a drafter wants to be told how requests ended."""
+        return any(needs.learns_outputs for needs in self._policy.drafters)
+
+    @property
     def busy(self) -> bool:
         """Whether guesses were asked for and have not come."""
         return self._round.busy

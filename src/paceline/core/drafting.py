@@ -14,11 +14,13 @@ class DrafterNeeds:
     context_length: longest prefix it can extend, None = any.
     ingests_prompts: whether reading a prompt costs it a pass, so that it wants prompts chunk by chunk
     while the target prefills.
+    learns_outputs: whether it is told the whole output of each request that ends well.
     """
 
     name: str
     context_length: int | None = None
     ingests_prompts: bool = False
+    learns_outputs: bool = False
 
 
 class DraftLength(Protocol):

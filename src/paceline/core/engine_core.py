@@ -18,6 +18,7 @@ from paceline.core.work import (
     DrafterJoined,
     DrafterLost,
     Event,
+    FinishedOutput,
     NodesDrafted,
     Release,
     RequestAborted,
@@ -62,6 +63,7 @@ class EngineCore:
         self.speculation = SpeculationStats()
         self._outputs: list[RequestDelta] = []
         self._released: list[str] = []
+        self._finished: list[FinishedOutput] = []
         self._shares: dict[str, Share] | None = None
         self._step = 0
 
@@ -229,6 +231,8 @@ class EngineCore:
         del self.requests[request.request_id]
         self.drafts.on_end(request.request_id)
         self._released.append(request.request_id)
+        if self.drafts.learns_outputs and request.ended in (FinishReason.STOP, FinishReason.LENGTH):
+            self._finished.append(FinishedOutput(tuple(request.output), request.params.tenant))
 
     def _emit(self, delta: RequestDelta) -> None:
         self._outputs.append(delta)
@@ -246,7 +250,8 @@ class EngineCore:
 
     def _take_released(self) -> list[Work]:
         released, self._released = self._released, []
-        return [Release(tuple(released))] if released else []
+        finished, self._finished = self._finished, []
+        return [Release(tuple(released), tuple(finished))] if released else []
 
     def plan_drafts(self) -> list[Work]:
         return self.drafts.plan_round()

@@ -23,6 +23,7 @@ _NUMBERS = {  # low, high, low excluded
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
 }
+_LONGEST_TENANT = 256
 _INTEGERS = {  # low, high
     "top_k": (0, 2**64 - 1),
     "max_tokens": (1, 2**64 - 1),
@@ -53,6 +54,7 @@ class SamplingParams:
     logprobs: number of alternatives reported per token, from the raw logits.
     bad_words: texts or token id sequences that must not appear.
     num_speculative_tokens: draft length of this request; None = the engine's, 0 = no speculation.
+    tenant: on whose behalf; where outputs are learnt from per tenant, those of nobody (empty) are not.
 
     Raises RequestError when a value is out of range.
     """
@@ -77,6 +79,7 @@ class SamplingParams:
     seed: int | None = None
     n: int = 1
     num_speculative_tokens: int | None = None
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings("stop", self.stop))
@@ -89,6 +92,7 @@ class SamplingParams:
         for name, (least, most) in _INTEGERS.items():
             if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
                 _integer(name, value, least, most)
+        object.__setattr__(self, "tenant", _tenant(self.tenant))
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {shown(getattr(self, name))}: give True or False.")
@@ -150,6 +154,14 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     if half is not None:
         raise RequestError(f"{name} holds {shown(half)}, half a character that no text contains: remove it.")
     return tuple(items)
+
+
+def _tenant(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_TENANT:
+        raise RequestError(f"tenant is {shown(value)}: give a text of at most {_LONGEST_TENANT} characters.")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise RequestError(f"tenant is {shown(value)}: half a character is no name.")
+    return value
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:

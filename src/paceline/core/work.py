@@ -230,10 +230,20 @@ class RunTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedOutput:
+    """The whole output of a request that ended by itself, up to its stop, for drafters that learn from it."""
+
+    tokens: tuple[int, ...]
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
-    """Requests that executor and drafter may forget. Not answered."""
+    """Requests that executor and drafter may forget. Not answered. finished: outputs of those of them that
+    ended well, where a drafter learns from them."""
 
     request_ids: tuple[str, ...]
+    finished: tuple[FinishedOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import TokenTree
-from paceline.core.work import Announcement, DraftItem, DraftNodes, Proposal
+from paceline.core.work import Announcement, DraftItem, DraftNodes, FinishedOutput, Proposal, Release
 
 
 @runtime_checkable
@@ -44,6 +44,29 @@ class AheadDrafter(Drafter, Protocol):
         """One pass of growth over all requests whose bounds allow it: short, so that the caller can look
         for messages in between. The new nodes; None when there is nothing left to grow."""
         ...
+
+
+@runtime_checkable
+class LearningDrafter(Drafter, Protocol):
+    """A drafter whose needs say that it learns from outputs."""
+
+    def learn(self, outputs: Sequence[FinishedOutput]) -> None:
+        """Outputs of requests that ended well, before they are released. One may come twice."""
+        ...
+
+
+@runtime_checkable
+class ClosingDrafter(Drafter, Protocol):
+    """A drafter that has something to do before its end, in the target's process."""
+
+    def close(self) -> None: ...
+
+
+def released(drafter: Drafter, work: Release) -> None:
+    """What a `Release` means to a drafter."""
+    if work.finished and isinstance(drafter, LearningDrafter):
+        drafter.learn(work.finished)
+    drafter.release(work.request_ids)
 
 
 def plain(proposal: Any) -> Proposal | None:

@@ -28,6 +28,7 @@ class DrafterKind:
 
     weights: whether it has some of its own, in the precision `speculation.draft_dtype`.  grows_trees: by the
     rules and options of `tree`.  looks_up: n-grams, by `speculation.prompt_lookup_min` and `_max`.
+    looks_back: at suffixes, by the options `speculation.suffix_*`.
     in_process: whether it has to live in the target's.  features: whether it reads hidden states of the
     target.  target_slots: slots of the target's own cache, beyond the core's, that it computes in, for each
     running request; 0 = it runs none of the target's layers.
@@ -38,6 +39,7 @@ class DrafterKind:
     weights: bool = False
     grows_trees: bool = False
     looks_up: bool = False
+    looks_back: bool = False
     in_process: bool = False
     features: bool = False
     target_slots: int = 0
@@ -56,13 +58,15 @@ KINDS = {
             in_process=True,
             target_slots=64,
         ),
+        # Suffix decoding, arXiv 2411.04975.
+        DrafterKind("suffix", "paceline.drafters.suffix:made", looks_back=True),
     )
 }
 MODEL = DrafterKind("model", "paceline.drafters.draft_model:made", weights=True, grows_trees=True)
 """What a folder, a file or a name on a hub stands for."""
 HEAD = DrafterKind("head", "paceline.drafters.head:made", weights=True, grows_trees=True, features=True)
 """What such a name turns out to be once it is looked at."""
-ELSEWHERE = DrafterKind("elsewhere", weights=True, grows_trees=True, looks_up=True)
+ELSEWHERE = DrafterKind("elsewhere", weights=True, grows_trees=True, looks_up=True, looks_back=True)
 """On another host, whose own choice it is: nothing is known of it."""
 OWN = DrafterKind("own", in_process=True)
 """An object of the caller's, of which no option says anything."""
@@ -86,7 +90,7 @@ class Materials:
     limits: what the target serves, fitted to this machine's memory.  tree: a drafter that grows trees by the
     configured rule.  runner: of the drafter's own model, for so many tokens of context and no more than
     `context_length`.  head: on `head_device`, with the `features` that it reads.  target: for a kind that
-    runs layers of the target.
+    runs layers of the target.  vocabulary: the target's fingerprint, where the drafter is in its process.
     """
 
     speculation: SpeculationConfig
@@ -100,6 +104,7 @@ class Materials:
     head_device: str = "cpu"
     features: FeatureSource | None = None
     target: TargetView | None = None
+    vocabulary: Callable[[], str] = str
 
 
 def drafters_of(config: Config, *, own_drafter: bool = False) -> tuple[NamedDrafter, ...]:

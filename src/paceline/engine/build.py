@@ -29,6 +29,7 @@ from paceline.engine.modes import Mode, ahead_passes, mode_of
 from paceline.engine.replay import EventLog
 from paceline.errors import ConfigError, shown
 from paceline.execution.target import TargetExecutor
+from paceline.execution.target_view import TargetView
 from paceline.loading import LoadedModel, load
 
 
@@ -76,7 +77,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
             on_failure.callback(group.close)
             draft = Draft(group=group, group_needs=group.start())
         elif names:
-            terms = TargetTerms(model.vocab_size, tuple(model.eos_token_ids), executor.view)
+            terms = _terms(model, executor.view)
             made = [drafter] if drafter else [each.make(config, mode, limits, terms) for each in chosen]
             draft = Draft(tuple(made))
         parts = Parts(
@@ -97,6 +98,13 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         built = Built(assembled(parts), model, precision, device)
         on_failure.pop_all()
     return built
+
+
+def _terms(model: LoadedModel, view: TargetView) -> TargetTerms:
+    tokenizer = model.tokenizer
+    return TargetTerms(
+        model.vocab_size, tuple(model.eos_token_ids), view, lambda: fingerprint(tokenizer.vocabulary())
+    )
 
 
 def build_drafter(spec: DraftGroupSpec) -> Drafter:

@@ -17,7 +17,7 @@ from paceline.core.drafting import DrafterNeeds
 from paceline.core.scheduler import Limits
 from paceline.core.work import AdvanceDrafts, DraftDone, GrowDrafts, NodesDrafted, Release
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change of a message that crosses; both sides must speak the same."""
 
 MOST_BYTES = 64 * 2**20
@@ -59,7 +59,7 @@ class DraftGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
         """For another host: without what that host decides for itself, and what it need not know."""
         config, default = self.config, SpeculationConfig()
         speculation = msgspec.structs.replace(
-            config.speculation, draft=default.draft, draft_dtype=default.draft_dtype
+            config.speculation, draft=default.draft, draft_dtype=default.draft_dtype, suffix_cache_file=""
         )
         groups = GroupsConfig(placement=config.groups.placement, mode=config.groups.mode)
         kept = Config(exact=config.exact, speculation=speculation, tree=config.tree, groups=groups)

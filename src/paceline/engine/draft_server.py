@@ -53,7 +53,10 @@ def hosted(spec: DraftGroupSpec, own: Config) -> DraftGroupSpec:
     spec = spec.abroad()
     theirs = spec.config
     speculation = msgspec.structs.replace(
-        theirs.speculation, draft=own.speculation.draft, draft_dtype=own.speculation.draft_dtype
+        theirs.speculation,
+        draft=own.speculation.draft,
+        draft_dtype=own.speculation.draft_dtype,
+        suffix_max_memory=own.speculation.suffix_max_memory,
     )
     groups = msgspec.structs.replace(theirs.groups, draft_devices=own.groups.draft_devices)
     config = msgspec.structs.replace(

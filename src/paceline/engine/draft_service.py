@@ -17,7 +17,7 @@ from paceline.core.work import (
     Proposal,
     Release,
 )
-from paceline.drafters.base import AheadDrafter, Drafter, plain
+from paceline.drafters.base import AheadDrafter, Drafter, plain, released
 from paceline.engine.draft_messages import AheadMode
 
 DraftWork = GrowDrafts | AdvanceDrafts | Release
@@ -79,7 +79,7 @@ class DraftService:
                 self._drafter.advance(work.items)
                 self._note(work.items)
             case Release():
-                self._drafter.release(work.request_ids)
+                released(self._drafter, work)
                 self._known.difference_update(work.request_ids)
         if self._sends:
             self._passes_left = 1

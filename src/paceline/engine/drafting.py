@@ -3,7 +3,7 @@ the limits are known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.config import Config
@@ -25,11 +25,12 @@ _PASS_LEAVES = 64
 @dataclass(frozen=True, slots=True)
 class TargetTerms:
     """What a drafter must know of the target, wherever it runs. view: of the target itself, where it runs in
-    its process."""
+    its process.  vocabulary: as `Materials.vocabulary`."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     view: TargetView | None = None
+    vocabulary: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class ChosenDrafter:
             eos_token_ids=target.eos_token_ids,
             tree=tree,
             runner=(lambda context: weights.runner(limits, context)) if weights is not None else None,
+            vocabulary=target.vocabulary,
             context_length=weights.model.context_length if weights is not None else 0,
             target=target.view,
         )

@@ -22,7 +22,7 @@ from paceline.core.work import (
     WaitUntil,
     Work,
 )
-from paceline.drafters.base import Drafter
+from paceline.drafters.base import ClosingDrafter, Drafter, released
 from paceline.engine.draft_service import proposals_of
 from paceline.execution.interrupts import interruptible
 
@@ -98,8 +98,16 @@ class LocalExecutor:
         self._queue = deque(work for work in self._queue if isinstance(work, Release))
 
     def close(self) -> None:
+        for release in [work for work in self._queue if isinstance(work, Release)]:
+            for index in range(len(self._drafters)):
+                self._run_drafter(index, release)
         self._queue.clear()
-        self._target.close()
+        try:
+            for drafter in self._drafters:
+                if isinstance(drafter, ClosingDrafter):
+                    drafter.close()
+        finally:
+            self._target.close()
 
     def _run(self, work: Work) -> Event | None:
         """The event that answers `work`, if it is of a kind that is answered."""
@@ -134,7 +142,7 @@ class LocalExecutor:
                 case AdvanceDrafts():
                     drafter.advance(work.items)
                 case Release():
-                    drafter.release(work.request_ids)
+                    released(drafter, work)
         except Exception as error:
             # Whatever a drafter does, decoding goes on without it: the output is the target's own.
             logger.exception("a drafter failed; decoding goes on without it")

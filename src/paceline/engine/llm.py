@@ -29,8 +29,9 @@ logger = logging.getLogger(__name__)
 class LLM:
     """A model ready to generate, alone on this thread.
 
-    model: as `paceline.config.Config.model`.  draft: "ngram", "none", a model's name, or a Drafter of your
-    own.  options: any other configuration key by its last name, such as `dtype` or `max_num_seqs`.
+    model: as `paceline.config.Config.model`.  draft: "ngram", "suffix", "none", a model's name, or a
+    Drafter of your own.  options: any other configuration key by its last name, such as `dtype` or
+    `max_num_seqs`.
     record: file for the event log.  trace: file for a picture of both lanes, which `close` writes; open it in
     ui.perfetto.dev.
 

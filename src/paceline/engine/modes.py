@@ -156,10 +156,35 @@ def _check_speculation(config: Config, mode: Mode, drafters: Sequence[NamedDraft
         "draft_layers": ("runs no layers of the target", any(kind.target_slots for kind in kinds)),
     }
     default = SpeculationConfig()
+    for name in default.__struct_fields__:
+        if name.startswith("suffix_"):
+            ignored[name] = ("looks at no suffixes", any(kind.looks_back for kind in kinds))
+    _check_suffix_cache(config.speculation, separate=mode.separate or _apart(config))
     for name, (lack, looked_at) in ignored.items():
         value = getattr(config.speculation, name)
         if value != getattr(default, name) and not looked_at:
             raise ConfigError(f"speculation.{name} is {value} but {_reason(drafters, lack)}: leave it out.")
+
+
+def _apart(config: Config) -> bool:
+    return config.groups.placement == "disaggregated"
+
+
+def _check_suffix_cache(speculation: SpeculationConfig, *, separate: bool) -> None:
+    """Refuses options of a cache that there is none of, and a file where nobody would write it."""
+    default = SpeculationConfig()
+    for name in ("suffix_max_cached_requests", "suffix_max_memory", "suffix_cache_file"):
+        value = getattr(speculation, name)
+        if value != getattr(default, name) and speculation.suffix_cache == "off":
+            raise ConfigError(
+                f"speculation.{name} is {value} but speculation.suffix_cache is off: choose tenant or "
+                "shared, or leave it out."
+            )
+    if speculation.suffix_cache_file and separate:
+        raise ConfigError(
+            f"speculation.suffix_cache_file is {speculation.suffix_cache_file} but the drafter runs in a "
+            "process of its own, which keeps no files: choose placement = serial, or leave it out."
+        )
 
 
 def _lookups(mode: Mode, drafters: Sequence[NamedDrafter]) -> bool:

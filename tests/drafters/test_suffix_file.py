@@ -1,0 +1,115 @@
+"""Past outputs on disk: they come back, and what is not ours is refused with a remedy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.suffix_cache import SuffixCache
+from paceline.drafters.suffix_file import SuffixFile
+from paceline.errors import ConfigError
+
+
+def cache() -> SuffixCache:
+    return SuffixCache(8, 5, 2**20)
+
+
+def file(path: Path, **changes: Any) -> SuffixFile:
+    fields = {"sharing": "tenant", "vocabulary": "abc", "vocab_size": 50, **changes}
+    return SuffixFile(path, **fields)
+
+
+def written(path: Path) -> Path:
+    full = cache()
+    for number in range(7):
+        full.add([number, 2, 3], "one" if number % 2 else "other")
+    file(path).write(full)
+    return path
+
+
+def test_outputs_come_back_in_order_with_their_tenants(tmp_path: Path) -> None:
+    again = cache()
+    file(written(tmp_path / "past")).read(again)
+    assert [(text.tolist(), tenant) for text, tenant in again.texts()] == [
+        ([number, 2, 3], "one" if number % 2 else "other") for number in range(2, 7)
+    ]
+    assert again.catch_up(100) == 0, "all of it is found at once"
+    assert os.listdir(tmp_path) == ["past"]
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    assert written(tmp_path / "past").stat().st_mode & 0o077 == 0
+
+
+def test_an_empty_cache_can_be_kept_and_none_need_be_there(tmp_path: Path) -> None:
+    again = cache()
+    file(tmp_path / "none").read(again)
+    file(tmp_path / "none").write(again)
+    file(tmp_path / "none").read(again)
+    assert len(again) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"vocabulary": "abd"}, "another vocabulary"),
+        ({"sharing": "shared"}, "not kept with speculation.suffix_cache = shared"),
+        ({"vocab_size": 4}, "tokens that the model does not have"),
+    ],
+)
+def test_outputs_of_another_kind_are_refused(tmp_path: Path, changes: dict[str, Any], cause: str) -> None:
+    with pytest.raises(ConfigError, match=f"{cause}.*remove it, or name another file"):
+        file(written(tmp_path / "past"), **changes).read(cache())
+
+
+@pytest.mark.parametrize("keep", [0, 10, 200, -30])
+def test_a_broken_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = written(tmp_path / "past")
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ConfigError, match=r"cannot be read.*remove it"):
+        file(path).read(cache())
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "past.npy", np.arange(3))
+    with pytest.raises(ConfigError, match=r"cannot be read.*remove it"):
+        file(tmp_path / "past.npy").read(cache())
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "past")
+    data = bytearray(path.read_bytes())
+    at = data.index(np.array([2, 2, 3, 3, 2, 3], dtype=np.int32).tobytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        file(path).read(cache())
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"version": np.array(2)}, "not of version 1"),
+        ({"lengths": np.array([3, 4])}, "do not fit"),
+        ({"lengths": np.array([-1, 4, 12])}, "do not fit"),
+        ({"tokens": np.zeros(15)}, "do not fit"),
+        ({"tokens": np.full(15, -1, np.int32)}, "does not have"),
+        ({"tokens": np.array([{}], dtype=object)}, "cannot be read"),
+    ],
+)
+def test_parts_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, Any], cause: str) -> None:
+    path = written(tmp_path / "past.npz")
+    with np.load(path) as archive:
+        parts = {**{name: archive[name] for name in archive.files}, **changes}
+    np.savez(path, **parts)
+    with pytest.raises(ConfigError, match=cause):
+        file(path).read(cache())
+
+
+def test_a_folder_that_is_not_there_is_noticed_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        file(tmp_path / "missing" / "past")
