@@ -17,7 +17,7 @@ from paceline.errors import ModelError
 from paceline.execution.forward_batch import Segment, build_batch
 from paceline.execution.model_runner import ModelRunner
 from paceline.train.answers import Answer, NumberedAnswer, read_answers
-from paceline.train.store import CapturedSequence, StoreMeta, StoreWriter
+from paceline.train.store import CapturedSequence, StoreMeta, StoreWriter, stored_sequences
 
 _ROWS_PER_SUM = 64
 """Rows whose logits are summed at a time: the exponentials of 64 rows stay in the cache."""
@@ -150,3 +150,15 @@ def _summed(logits: Tensor) -> tuple[Tensor, Tensor]:
     parts = torch.split(logits, _ROWS_PER_SUM)
     lse = torch.cat([part.logsumexp(-1) for part in parts])
     return lse.cpu(), torch.cat([part.argmax(-1) for part in parts]).cpu()
+
+
+def bytes_to_come(answers: Path, folder: Path, hidden_size: int, places: int, longest: int) -> int:
+    """Disk space that the features of answers which are not captured yet will take."""
+    done = stored_sequences(folder)
+    first = done[-1].source + 1 if done else 0
+    size = 0
+    for one in read_answers(answers, first):
+        length = min(_length(one.answer), longest)
+        kept = min(len(one.answer.token_ids), longest)
+        size += length * (2 * places * hidden_size + 4) + kept * (2 * hidden_size + 8)
+    return size

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ import torch
 from tqdm import tqdm
 
 from paceline import __version__
+from paceline.engine.llm import LLM
 from paceline.engine.model_setup import ModelSetup
 from paceline.errors import ConfigError, ModelError
 from paceline.train.answers import sha256_of
 from paceline.train.batches import split
-from paceline.train.capture import capture
+from paceline.train.capture import bytes_to_come, capture
 from paceline.train.checkpoint import Layout, write_head
 from paceline.train.curves import METRICS, PICTURE, Metrics, draw, read_metrics
+from paceline.train.generate import AnswerPlan, answer
 from paceline.train.head_shape import default_capture, head_shape
+from paceline.train.prompts import TrainingPrompt
 from paceline.train.recipe import Recipe
 from paceline.train.store import FeatureStore
 from paceline.train.trainer import Data, Report, Trainer
@@ -39,18 +43,47 @@ class Places:
         return self.out / "head"
 
 
+def answer_stage(
+    setup: ModelSetup,
+    engine: Callable[[], LLM],
+    prompts: Sequence[TrainingPrompt],
+    places: Places,
+    plan: AnswerPlan,
+    *,
+    quiet: bool,
+) -> None:
+    """The target answers the prompts. Raises as `generate.answer`."""
+    total = len(prompts) + plan.invented
+    with tqdm(total=total, desc="answering", unit="prompt", disable=quiet) as bar:
+
+        def show(done: int, tokens: int) -> None:
+            bar.set_postfix_str(f"{tokens:,} tokens", refresh=False)
+            bar.update(done - bar.n)
+
+        answer(setup.model, engine, prompts, places.answers, plan, progress=show)
+
+
 def capture_stage(
     setup: ModelSetup, places: Places, capture_at: tuple[int, ...], longest: int, *, quiet: bool
 ) -> None:
     """The target reads its answers. Raises as `capture.capture`, and OSError for a full disk."""
     total = _count_lines(places.answers)
+    spec = setup.model.spec
+    layers = capture_at or default_capture(spec.num_layers)
+    needed = bytes_to_come(places.answers, places.features, spec.hidden_size, len(layers), longest)
+    places.features.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(places.features).free
+    if needed > free:
+        raise ConfigError(
+            f"the features need {needed / 1e9:.1f} GB more and {places.features} has {free / 1e9:.1f} GB "
+            "left: free some, give another folder with --features, or use fewer answers."
+        )
     with tqdm(total=total, desc="capturing", unit="answer", disable=quiet) as bar:
 
         def show(tokens: int, lines: int) -> None:
             bar.set_postfix_str(f"{tokens:,} tokens", refresh=False)
             bar.update(lines - bar.n)
 
-        layers = capture_at or default_capture(setup.model.spec.num_layers)
         capture(setup, places.answers, places.features, layers, longest=longest, progress=show)
 
 
@@ -163,3 +196,18 @@ def _count_lines(path: Path) -> int:
         raise ConfigError(f"there is no file {path}: generate the target's answers first.")
     with path.open("rb") as file:
         return sum(1 for _ in file)
+
+
+def check_fits(setup: ModelSetup) -> None:
+    """Raises ConfigError for a target whose weights alone are more than the memory that is free."""
+    spec = setup.model.spec
+    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
+    layer = spec.hidden_size * (heads * spec.head_dim + 3 * spec.intermediate_size)
+    count = spec.num_layers * layer + spec.vocab_size * spec.hidden_size
+    needed = count * {"float32": 4, "bfloat16": 2, "int8": 1}[setup.precision]
+    if needed > setup.free_bytes:
+        free = setup.free_bytes / 1e9
+        raise ConfigError(
+            f"{setup.model.name} in {setup.precision} takes {needed / 1e9:.1f} GB and {free:.1f} GB are "
+            "free: choose a smaller target, a smaller --dtype, or a machine with more memory."
+        )

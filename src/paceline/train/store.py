@@ -103,7 +103,7 @@ class StoreWriter:
     def __init__(self, folder: Path, meta: StoreMeta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _check_same(folder, meta)
-        self.sequences = _read_index(folder)
+        self.sequences = stored_sequences(folder)
         last = self.sequences[-1] if self.sequences else None
         self._tokens = last.start + last.length if last else 0
         self._answers = last.answer_start + last.answer_length if last else 0
@@ -159,7 +159,7 @@ class FeatureStore:
         self.meta = _read_meta(folder)
         if self.meta is None:
             raise ModelError(f"{folder} holds no captured features: run the capture stage into it first.")
-        self.sequences = _read_index(folder)
+        self.sequences = stored_sequences(folder)
         if not self.sequences:
             raise ModelError(f"{folder} lists no captured sequence: run the capture stage into it first.")
         last = self.sequences[-1]
@@ -214,8 +214,8 @@ def _read_meta(folder: Path) -> StoreMeta | None:
         raise ModelError(f"{folder / _META} is damaged ({error}): delete the folder.") from None
 
 
-def _read_index(folder: Path) -> list[StoredSequence]:
-    """The complete lines; a torn last one belongs to sequences that were never finished."""
+def stored_sequences(folder: Path) -> list[StoredSequence]:
+    """What the folder has. A torn last line belongs to sequences that were never finished."""
     try:
         lines = (folder / _INDEX).read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import ModelError
+from paceline.errors import EngineError, ModelError
 from paceline.models.spec import DecoderWeights
 from paceline.train import acceptance
 from paceline.train.batches import Batch, epoch, packed, sample_pairs
@@ -257,7 +257,13 @@ class Trainer:
             "optimizer": self._optimizer.state_dict(),
         }
         fresh = self.folder / f"{_STATE}.new"
-        torch.save(state, fresh)
+        try:
+            torch.save(state, fresh)
+        except (OSError, RuntimeError) as error:  # torch has its own error for a full disk
+            raise EngineError(
+                f"cannot write {fresh} ({str(error).splitlines()[0]}): free some space and run the command "
+                "again, which goes on from the last state."
+            ) from error
         os.replace(fresh, self.folder / _STATE)
 
     def _load(self) -> None:

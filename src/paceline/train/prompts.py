@@ -1,0 +1,127 @@
+"""Prompts to train on: JSONL files of several shapes, and what must not be trained on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from paceline.errors import ConfigError, shown
+
+_FIELDS = ("messages", "turns", "prompt", "question")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPrompt:
+    """A conversation up to where the target answers. temperature, max_tokens: None = as the command says."""
+
+    messages: tuple[Mapping[str, str], ...]
+    category: str = "general"
+    source: str = ""
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What tells one prompt from another: the first thing that the user says, without spaces at the ends
+        and in the case it is compared in."""
+        return next((m["content"] for m in self.messages if m["role"] == "user"), "").strip().casefold()
+
+
+def read_prompts(path: Path) -> list[TrainingPrompt]:
+    """The prompts of a JSONL file, `.gz` or not.
+
+    Each line has `prompt` or `question` (a text), `turns` (texts of which the first is asked), or `messages`
+    (role and content; an answer at the end is left off), and may have `category`, `source`, `temperature` and
+    `max_tokens`.
+
+    Raises ConfigError naming file and line of what cannot be read.
+    """
+    prompts = []
+    for number, line in _lines(path):
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{where} is not JSON ({error}): mend or delete it.") from None
+        if not isinstance(record, dict):
+            raise ConfigError(f"{where} is {shown(record)}: each line must be an object.")
+        prompts.append(_prompt(record, path.name, where))
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompt: give a file with one JSON object per line.")
+    return prompts
+
+
+def without(prompts: list[TrainingPrompt], excluded: list[TrainingPrompt]) -> list[TrainingPrompt]:
+    """Those whose first user turn is none of the excluded ones' (spaces at the ends and case apart)."""
+    texts = {prompt.text for prompt in excluded}
+    return [prompt for prompt in prompts if prompt.text not in texts]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}: give a JSONL file of prompts.")
+    with _opened(path) as file:
+        number = 0
+        while True:
+            number += 1
+            try:
+                line = file.readline()
+            except (EOFError, OSError, zlib.error) as error:
+                raise ConfigError(f"{path}, line {number} cannot be read ({error}): is it whole?") from None
+            if not line:
+                return
+            if line.strip():
+                yield number, line
+
+
+def _opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _prompt(record: dict[str, Any], source: str, where: str) -> TrainingPrompt:
+    most = _number(record, "max_tokens", where)
+    return TrainingPrompt(
+        messages=_messages(record, where),
+        category=str(record.get("category", "general")),
+        source=str(record.get("source", source)),
+        temperature=_number(record, "temperature", where),
+        max_tokens=None if most is None else max(1, int(most)),
+    )
+
+
+def _messages(record: dict[str, Any], where: str) -> tuple[Mapping[str, str], ...]:
+    name = next((name for name in _FIELDS if record.get(name)), None)
+    if name is None:
+        raise ConfigError(f"{where} has none of {', '.join(_FIELDS)}: it must have one of them.")
+    value = record[name]
+    if name != "messages":
+        text = value[0] if name == "turns" and isinstance(value, list) else value
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(f"{where}: {name} is {shown(value)}: give a text that is not empty.")
+        return ({"role": "user", "content": text},)
+    if not isinstance(value, list) or not all(_is_message(each) for each in value):
+        raise ConfigError(f"{where}: messages must be a list of objects with role and content, both texts.")
+    messages = [{"role": each["role"], "content": each["content"]} for each in value]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise ConfigError(f"{where}: messages hold nothing to answer: add a user's.")
+    return tuple(messages)
+
+
+def _is_message(each: object) -> bool:
+    return isinstance(each, dict) and all(isinstance(each.get(key), str) for key in ("role", "content"))
+
+
+def _number(record: dict[str, Any], name: str, where: str) -> float | None:
+    value = record.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise ConfigError(f"{where}: {name} is {shown(value)}: give a number that is not negative.")
+    return value
