@@ -1,5 +1,5 @@
-"""A head over the target's features: what it drafts is what the text alone says, and nothing computed from its
-own output outlives the features that replace it."""
+"""A head over the target's features: what it drafts is what the text alone says, and nothing computed from
+its own output outlives the features that replace it."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ def test_what_is_not_left_open_stays(placement: str | None) -> None:
 def measuring(monkeypatch: pytest.MonkeyPatch, in_turn: Costs, at_once: Costs, cores: int = 8) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(auto_placement, "load", lambda name: name)
+    monkeypatch.setattr(auto_placement, "is_head", lambda name: name == "head")
 
     def measured(*found: Any, together: bool) -> Costs:
         target, draft = found[-1]
@@ -126,3 +127,8 @@ def test_what_cannot_be_given_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     measuring(monkeypatch, SLOW, FAST)
     with pytest.raises(ConfigError, match="write numbers"):
         settled(config(draft_devices="a"))
+
+
+def test_a_head_stays_beside_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    measuring(monkeypatch, SLOW, FAST)
+    assert settled(config(draft="head")).groups.placement == "serial"

@@ -17,3 +17,17 @@ class FeatureSource(Protocol):
     def features(self, request_id: str, start: int, end: int) -> Tensor:
         """`[end - start, num_captured, hidden]` of positions below `computed`, a copy."""
         ...
+
+
+class FeatureColumns:
+    """Some places in the residual stream, of a source that holds more."""
+
+    def __init__(self, source: FeatureSource, columns: list[int]) -> None:
+        self._source = source
+        self._columns = columns
+
+    def computed(self, request_id: str) -> int:
+        return self._source.computed(request_id)
+
+    def features(self, request_id: str, start: int, end: int) -> Tensor:
+        return self._source.features(request_id, start, end)[:, self._columns]

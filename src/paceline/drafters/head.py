@@ -309,15 +309,14 @@ def made(materials: Materials) -> Drafter:
     decoder, limits = materials.head, materials.limits
     spec = decoder.spec
     # Further modules would want passes of their own over the text: each draft step takes the first.
-    kv = KVCache(
-        1, limits.num_slots, spec.num_kv_heads, spec.head_dim, decoder.kv_dtype, materials.head_device
-    )
+    shape = spec.num_modules, limits.num_slots, spec.num_kv_heads, spec.head_dim
+    kv = KVCache(*shape, decoder.kv_dtype, materials.head_device)
     model = HeadModel(
         decoder,
         kv,
         materials.features,
         num_rows=limits.max_num_seqs,
-        context_length=min(limits.context_length, spec.context_length),
+        context_length=min(limits.context_length, materials.context_length),
         target_vocab_size=materials.target_vocab_size,
         eos_token_ids=materials.eos_token_ids,
         chunk_tokens=limits.max_batch_tokens,

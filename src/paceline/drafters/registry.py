@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from paceline.config import Config, SpeculationConfig
 from paceline.errors import ConfigError, shown
@@ -22,21 +22,25 @@ if TYPE_CHECKING:
     from paceline.models.head import HeadDecoder
 
 
+Weights = Literal["", "named", "shipped", "target"]
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterKind:
     """factory: "module:function" that makes it from `Materials`, imported only then.
 
-    weights: whether it has some of its own, in the precision `speculation.draft_dtype`.  grows_trees: by the
-    rules and options of `tree`.  looks_up: n-grams, by `speculation.prompt_lookup_min` and `_max`.
-    looks_back: at suffixes, by the options `speculation.suffix_*`.
-    in_process: whether it has to live in the target's.  features: whether it reads hidden states of the
-    target.  target_slots: slots of the target's own cache, beyond the core's, that it computes in, for each
-    running request; 0 = it runs none of the target's layers.
+    weights: where it has some of its own from, in the precision `speculation.draft_dtype`: the folder, file
+    or id that it is named by, the head that is shipped for the target, the target's own checkpoint; "" = it
+    has none.  grows_trees: by the rules and options of `tree`.  looks_up: n-grams, by
+    `speculation.prompt_lookup_min` and `_max`.  looks_back: at suffixes, by the options
+    `speculation.suffix_*`.  in_process: whether it has to live in the target's.
+    features: whether it reads hidden states of the target.  target_slots: slots of the target's own cache,
+    beyond the core's, that it computes in, for each running request; 0 = it runs none of the target's layers.
     """
 
     name: str
     factory: str = ""
-    weights: bool = False
+    weights: Weights = ""
     grows_trees: bool = False
     looks_up: bool = False
     looks_back: bool = False
@@ -45,6 +49,7 @@ class DrafterKind:
     target_slots: int = 0
 
 
+_HEAD = "paceline.drafters.head:made"
 KINDS = {
     kind.name: kind
     for kind in (
@@ -60,13 +65,17 @@ KINDS = {
         ),
         # Suffix decoding, arXiv 2411.04975.
         DrafterKind("suffix", "paceline.drafters.suffix:made", looks_back=True),
+        # arXiv 2503.01840.
+        DrafterKind("eagle3", _HEAD, weights="shipped", grows_trees=True, features=True),
+        # Modules for multi-token prediction that a target brings along, as DeepSeek-V3 (arXiv 2412.19437).
+        DrafterKind("mtp", _HEAD, weights="target", grows_trees=True, features=True),
     )
 }
-MODEL = DrafterKind("model", "paceline.drafters.draft_model:made", weights=True, grows_trees=True)
+MODEL = DrafterKind("model", "paceline.drafters.draft_model:made", weights="named", grows_trees=True)
 """What a folder, a file or a name on a hub stands for."""
-HEAD = DrafterKind("head", "paceline.drafters.head:made", weights=True, grows_trees=True, features=True)
-"""What such a name turns out to be once it is looked at."""
-ELSEWHERE = DrafterKind("elsewhere", weights=True, grows_trees=True, looks_up=True, looks_back=True)
+HEAD = DrafterKind("head", _HEAD, weights="named", grows_trees=True, features=True)
+"""What it turns out to be where the folder holds a head."""
+ELSEWHERE = DrafterKind("elsewhere", weights="named", grows_trees=True, looks_up=True, looks_back=True)
 """On another host, whose own choice it is: nothing is known of it."""
 OWN = DrafterKind("own", in_process=True)
 """An object of the caller's, of which no option says anything."""

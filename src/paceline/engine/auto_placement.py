@@ -23,6 +23,7 @@ from paceline.errors import ConfigError
 from paceline.execution.forward_batch import Segment
 from paceline.execution.model_runner import ModelRunner
 from paceline.loading import LoadedModel, load
+from paceline.loading.heads import is_head
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,9 @@ def _faster(config: Config) -> Settled:
     device = resolve_device(config)
     apart = _apart(config, device)
     if apart is None:
+        return "serial"
+    if is_head(config.speculation.draft):
+        logger.info("placement: serial, because a head reads what the target computes")
         return "serial"
     model, draft = load(config.model), load(config.speculation.draft)
     in_one = groups_of(replace(config, groups=_in_one(config.groups)), device, separate=False)

@@ -21,7 +21,7 @@ from paceline.engine.device_groups import DeviceGroup, drafter_group, groups_of
 from paceline.engine.draft_group import DraftGroup
 from paceline.engine.draft_host import DraftHost, LocalHost, RemoteHost
 from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
-from paceline.engine.drafting import TargetTerms, check_place, chosen_drafters
+from paceline.engine.drafting import TargetTerms, all_captured, check_place, chosen_drafters
 from paceline.engine.engine import Engine
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup, limits_of
@@ -64,10 +64,11 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         target = ModelSetup(model, precision, device, target_group, config.exact)
         check_place(names, separate=separate, ranks=len(target_group.places))
         chosen = chosen_drafters(config, names, device, draft_group, model)
-        per_token = target.kv_bytes_per_token + sum(each.kv_bytes_per_token for each in chosen)
+        capture = all_captured(chosen)
+        per_token = target.slot_bytes(capture) + sum(each.kv_bytes_per_token for each in chosen)
         limits = limits_of(config, model, per_token, target.free_bytes)
         spare = sum(each.target_slots(limits) for each in chosen)
-        runner = target.runner(limits, limits.context_length, spare_slots=spare)
+        runner = target.runner(limits, limits.context_length, capture, spare_slots=spare)
         on_failure.callback(runner.close)
         executor = TargetExecutor(runner, model.eos_token_ids)
         events: SimpleQueue[Any] = SimpleQueue()
@@ -103,7 +104,10 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
 def _terms(model: LoadedModel, view: TargetView) -> TargetTerms:
     tokenizer = model.tokenizer
     return TargetTerms(
-        model.vocab_size, tuple(model.eos_token_ids), view, lambda: fingerprint(tokenizer.vocabulary())
+        model.vocab_size,
+        tuple(model.eos_token_ids),
+        view,
+        vocabulary=lambda: fingerprint(tokenizer.vocabulary()),
     )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import msgspec
 
 from paceline.config import Config
 from paceline.drafters.base import Drafter
-from paceline.drafters.registry import MODEL, named
+from paceline.drafters.registry import MODEL, NamedDrafter, named
 from paceline.engine.build import build_drafter
 from paceline.engine.channel import Keys, Listener
 from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
 from paceline.engine.draft_worker import DraftWorker
-from paceline.errors import ModelError
+from paceline.errors import ConfigError, ModelError
 from paceline.loading import load
+from paceline.loading.heads import is_head
 
 
 class DraftServer:
@@ -28,7 +30,9 @@ class DraftServer:
         """Raises ModelError if the model cannot be loaded, EngineError if the port is taken."""
         self._own = own
         self._vocabulary = ""
-        if any(each.kind is MODEL for each in named(own.speculation.draft)):
+        drafters = named(own.speculation.draft)
+        _check_served(drafters)
+        if any(each.kind is MODEL for each in drafters):
             self._vocabulary = fingerprint(load(own.speculation.draft).tokenizer.vocabulary())
         self._listener = Listener(endpoint, keys.worker, keys.engine_public)
         self.endpoint = self._listener.endpoint
@@ -46,6 +50,18 @@ class DraftServer:
                 "Choose a draft model of the target's own family."
             )
         return build_drafter(hosted(spec, self._own))
+
+
+def _check_served(drafters: Sequence[NamedDrafter]) -> None:
+    if len(drafters) > 1:
+        raise ConfigError(f"{' + '.join(each.name for each in drafters)}: one drafter is served at a time.")
+    (drafter,) = drafters
+    kind = drafter.kind
+    if kind.in_process or kind.features or (kind is MODEL and is_head(drafter.name)):
+        raise ConfigError(
+            f"{drafter.name} works with the target's own weights, not on this host: run it beside the "
+            "target, or serve a draft model."
+        )
 
 
 def hosted(spec: DraftGroupSpec, own: Config) -> DraftGroupSpec:

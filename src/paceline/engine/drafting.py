@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from paceline.config import Config
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
-from paceline.drafters.registry import DrafterKind, Materials, NamedDrafter, make
+from paceline.drafters.features import FeatureColumns, FeatureSource
+from paceline.drafters.registry import HEAD, DrafterKind, Materials, NamedDrafter, make
 from paceline.drafters.tree_drafter import CandidateModel, TreeDrafter
 from paceline.engine.device_groups import DeviceGroup
+from paceline.engine.head_setup import HeadSetup
 from paceline.engine.machine import resolve_precision
 from paceline.engine.model_setup import ModelSetup
 from paceline.engine.modes import Mode, growth_rule, most_guesses
 from paceline.errors import ConfigError
 from paceline.execution.target_view import TargetView
 from paceline.loading import LoadedModel, check_same_vocabulary, load
+from paceline.loading.heads import LoadedHead, is_head, load_head, shipped_head
 
 _PASS_LEAVES = 64
 
@@ -25,28 +28,34 @@ _PASS_LEAVES = 64
 @dataclass(frozen=True, slots=True)
 class TargetTerms:
     """What a drafter must know of the target, wherever it runs. view: of the target itself, where it runs in
-    its process.  vocabulary: as `Materials.vocabulary`."""
+    its process.  features: what is received of it elsewhere.  vocabulary: as `Materials.vocabulary`."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     view: TargetView | None = None
+    features: FeatureSource | None = None
     vocabulary: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenDrafter:
-    """weights: of a drafter that has some."""
+    """setup: of a drafter with weights."""
 
     kind: DrafterKind
-    weights: ModelSetup | None = None
+    setup: ModelSetup | HeadSetup | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.weights.kv_bytes_per_token if self.weights is not None else 0
+        return self.setup.kv_bytes_per_token if self.setup is not None else 0
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """Places in the target's residual stream that it reads."""
+        return self.setup.capture if isinstance(self.setup, HeadSetup) else ()
 
     def affordable(self, limits: Limits) -> Limits:
-        """As `ModelSetup.affordable`."""
-        return self.weights.affordable(limits) if self.weights is not None else limits
+        """See `model_setup.fitted`."""
+        return self.setup.affordable(limits) if self.setup is not None else limits
 
     def target_slots(self, limits: Limits) -> int:
         """Of the target's cache, beyond the core's: no more than two passes of the target could verify."""
@@ -59,30 +68,44 @@ class ChosenDrafter:
             return TreeDrafter(
                 model,
                 growth_rule(mode, config.tree, most_guesses(config, mode)),
-                keep_tree=mode.keep_tree,
+                # In turn with the target, features are there before the next guesses, which are better so.
+                keep_tree=mode.keep_tree and not (self.kind.features and mode.ahead == "off"),
                 top_up=mode.top_up,
                 pass_leaves=min(_PASS_LEAVES, limits.max_batch_tokens),
                 thrifty=mode.overlapped,
             )
 
-        weights = self.weights
+        setup = self.setup
         materials = Materials(
             speculation=config.speculation,
             limits=limits,
             target_vocab_size=target.vocab_size,
             eos_token_ids=target.eos_token_ids,
             tree=tree,
-            runner=(lambda context: weights.runner(limits, context)) if weights is not None else None,
             vocabulary=target.vocabulary,
-            context_length=weights.model.context_length if weights is not None else 0,
+            context_length=setup.context_length if setup is not None else 0,
+            runner=(lambda context: setup.runner(limits, context)) if isinstance(setup, ModelSetup) else None,
+            head=setup.decoder() if isinstance(setup, HeadSetup) else None,
+            head_device=setup.torch_device if isinstance(setup, HeadSetup) else "",
             target=target.view,
+            features=self._features(target),
         )
         return make(self.kind, materials)
+
+    def _features(self, target: TargetTerms) -> FeatureSource | None:
+        if target.view is None or self.capture in ((), target.view.capture):
+            return target.features or target.view
+        return FeatureColumns(target.view, [target.view.capture.index(place) for place in self.capture])
 
 
 def check_place(drafters: Sequence[NamedDrafter], *, separate: bool, ranks: int = 1) -> None:
     """Refuses drafters that cannot live where they would have to. separate: in another process than the
     target.  ranks: of the target. Raises ConfigError."""
+    if separate and len(drafters) > 1:
+        raise ConfigError(
+            f"the drafters are {' + '.join(each.name for each in drafters)}, but only one works beside the "
+            "target: name one, or choose placement = serial and no mode that needs a process."
+        )
     for name in [each.name for each in drafters if each.kind.target_slots]:
         if separate:
             raise ConfigError(
@@ -105,26 +128,45 @@ def chosen_drafters(
     group: DeviceGroup,
     target: LoadedModel | None = None,
 ) -> tuple[ChosenDrafter, ...]:
-    """Those of `drafters` that are made here, their weights loaded. target: where it is at hand, to be
-    compared with.
+    """Those of `drafters` that are made here, their weights loaded. target: where it is at hand.
 
     Raises ConfigError or ModelError.
     """
-    if len(drafters) > 1:
-        raise ConfigError(
-            f"speculation.draft is {config.speculation.draft}: several drafters at once cannot be served "
-            "yet; name one of them."
-        )
     return tuple(_chosen(config, each, device, group, target) for each in drafters if each.kind.factory)
+
+
+def all_captured(drafters: Sequence[ChosenDrafter]) -> tuple[int, ...]:
+    """What the target has to keep for all of them."""
+    return tuple(dict.fromkeys(place for each in drafters for place in each.capture))
 
 
 def _chosen(
     config: Config, drafter: NamedDrafter, device: str, group: DeviceGroup, target: LoadedModel | None
 ) -> ChosenDrafter:
-    if not drafter.kind.weights:
-        return ChosenDrafter(drafter.kind)
-    model = load(drafter.name)
-    if target is not None:
-        check_same_vocabulary(target.tokenizer, model.tokenizer)
-    precision = resolve_precision(config.speculation.draft_dtype, device)
-    return ChosenDrafter(drafter.kind, ModelSetup(model, precision, device, group, config.exact))
+    kind = drafter.kind
+    if not kind.weights:
+        return ChosenDrafter(kind)
+    if kind.weights == "named" and not is_head(drafter.name):
+        model = load(drafter.name)
+        if target is not None:
+            check_same_vocabulary(target.tokenizer, model.tokenizer)
+        precision = resolve_precision(config.speculation.draft_dtype, device)
+        return ChosenDrafter(kind, ModelSetup(model, precision, device, group, config.exact))
+    kind = HEAD if kind.weights == "named" else kind
+    head = _head(drafter, target or load(config.model))
+    # Nothing is gained by a head that is more exact than the features it reads.
+    dtype = config.dtype if config.speculation.draft_dtype == "auto" else config.speculation.draft_dtype
+    return ChosenDrafter(kind, HeadSetup(head, resolve_precision(dtype, device), device, group))
+
+
+def _head(drafter: NamedDrafter, target: LoadedModel) -> LoadedHead:
+    windows = [layer.window for layer in target.spec.layers]
+    if all(windows):
+        raise ConfigError(
+            f"speculation.draft is {drafter.name}, which reads hidden states of each token, but every layer "
+            f"of {target.name} forgets what is behind its window: choose a drafter that reads tokens only."
+        )
+    if drafter.kind.weights == "target":
+        raise ConfigError("speculation.draft is mtp: not supported yet.")
+    name = str(shipped_head(target)) if drafter.kind.weights == "shipped" else drafter.name
+    return load_head(name, target)

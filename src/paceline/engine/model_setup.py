@@ -37,6 +37,10 @@ class ModelSetup:
     exact: bool = False
 
     @property
+    def context_length(self) -> int:
+        return self.model.context_length
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Of a runner that captures nothing."""
         return self.slot_bytes()
@@ -49,15 +53,8 @@ class ModelSetup:
         return (2 * spec.num_layers * spec.num_kv_heads * spec.head_dim + kept) * per_value
 
     def affordable(self, limits: Limits) -> Limits:
-        """No more slots than this machine, which may be another than the target's, has memory for.
-
-        Raises EngineError where there is none for a single one.
-        """
-        free = self.free_bytes // self.kv_bytes_per_token
-        wanted = max(int(free * _KV_SHARE_OF_MEMORY), min(limits.max_batch_tokens, free))
-        if wanted == 0:
-            raise EngineError(f"there is no memory left for the KV cache of {self.model.name}: free some.")
-        return replace(limits, num_slots=min(limits.num_slots, wanted))
+        """See `fitted`."""
+        return fitted(limits, self.kv_bytes_per_token, self.free_bytes, self.model.name)
 
     def runner(
         self, limits: Limits, context_length: int, capture: Sequence[int] = (), *, spare_slots: int = 0
@@ -129,6 +126,18 @@ class ModelSetup:
         )
         # Rounding slot counts up changes shapes, and with them bits: exact passes are never recorded.
         return GraphedDecoder(decoder) if self.device == "cuda" and not self.exact else decoder
+
+
+def fitted(limits: Limits, kv_bytes_per_token: int, free_bytes: int, name: str) -> Limits:
+    """No more slots than the drafter's machine, which may be another than the target's, has memory for.
+
+    Raises EngineError where there is none for a single one.
+    """
+    free = free_bytes // kv_bytes_per_token
+    wanted = max(int(free * _KV_SHARE_OF_MEMORY), min(limits.max_batch_tokens, free))
+    if wanted == 0:
+        raise EngineError(f"there is no memory left for the KV cache of {name}: free some.")
+    return replace(limits, num_slots=min(limits.num_slots, wanted))
 
 
 def limits_of(config: Config, model: LoadedModel, kv_bytes_per_token: int, free_bytes: int) -> Limits:

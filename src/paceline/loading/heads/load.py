@@ -134,15 +134,15 @@ def _check_verifier(folder: Path, config: Mapping[str, Any], target: LoadedModel
     wanted = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
     if not isinstance(wanted, str) or not wanted:
         return
-    ours = {_plain(target.name), _plain(target.provenance.source)}
-    if _plain(wanted) not in ours:
+    ours = {plain_name(target.name), plain_name(target.provenance.source)}
+    if plain_name(wanted) not in ours:
         logger.warning(
             "%s was made for %s, the target is %s. If few guesses are accepted, choose a head made for it.",
             *(folder, wanted, target.name),
         )
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """The last part of a name, without revision, file type and what says how a file is quantised."""
     last = name.rstrip("/").rsplit("/", 1)[-1].lower().split("@")[0]
     return _QUANTISED.sub("", last.removesuffix(".gguf"))

@@ -1,0 +1,70 @@
+"""From a loaded head to one that runs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from paceline.core.scheduler import Limits
+from paceline.engine.device_groups import DeviceGroup
+from paceline.engine.machine import Precision, free_memory
+from paceline.engine.model_setup import fitted
+from paceline.errors import KernelError
+from paceline.loading.heads import LoadedHead
+from paceline.models.head import HeadDecoder
+from paceline.models.native_head import NativeHead
+from paceline.models.torch_head import TorchHead
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSetup:
+    """A head and where and how it is to run, on one rank. device: `cpu` or `cuda`."""
+
+    head: LoadedHead
+    precision: Precision
+    device: str
+    group: DeviceGroup
+
+    @property
+    def context_length(self) -> int:
+        return self.head.spec.context_length
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        return self.head.spec.capture
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        spec = self.head.spec
+        per_value = 4 if self.precision == "float32" else 2
+        return 2 * spec.num_modules * spec.num_kv_heads * spec.head_dim * per_value
+
+    @property
+    def torch_device(self) -> str:
+        """The device in torch's words."""
+        places = self.group.places
+        return places[0].device if places and self.device == "cuda" else self.device
+
+    def affordable(self, limits: Limits) -> Limits:
+        """See `model_setup.fitted`."""
+        return fitted(limits, self.kv_bytes_per_token, free_memory(self.torch_device), self.head.name)
+
+    def decoder(self) -> HeadDecoder:
+        """Raises KernelError where it cannot run so."""
+        head, threads, cores = self.head, self.group.threads, self.group.cores
+        if self.device == "cpu":
+            try:
+                return NativeHead(
+                    head.spec, head.weights, dtype=self.precision, threads=threads, cores=cores or None
+                )
+            except KernelError as error:
+                if self.precision == "int8":
+                    remedy = "int8 weights need them: choose draft_dtype = float32."
+                    raise KernelError(f"{error} {remedy}") from error
+                logger.warning("%s Falling back to plain torch, which is several times slower.", error)
+        dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
+        return TorchHead(head.spec, head.weights, dtype=dtype, device=self.torch_device)
