@@ -30,6 +30,9 @@ _FLOATS = {"F32", "F16", "BF16"}
 _AGAIN = "Download the checkpoint again."
 
 _HARMLESS = re.compile(r".*rotary_emb\.inv_freq")
+# Modules that draft for the model (`loading.heads.mtp`) and have no part in its own output.
+_DRAFTING = re.compile(r"mtp\..*|model\.mtp_layers\..*")
+_DRAFTING_LAYER = re.compile(r"(model\.layers\.\d+\.)eh_proj\.weight")
 _VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 # The text part of a multimodal checkpoint, in the older and the newer layout.
 _TEXT_PREFIXES = (
@@ -161,12 +164,15 @@ def _match(
             f"{folder} lacks {len(missing)} of {len(expected)} tensors, the first is {missing[0]}. "
             f"The checkpoint does not fit its config.json, or is incomplete. {_AGAIN}"
         )
+    modules = tuple(match[1] for match in map(_DRAFTING_LAYER.fullmatch, present) if match)
     tied_copy = None
     for path, names in found.items():
         for key, name in names.items():
             if name == "lm_head.weight" and name not in expected:
                 tied_copy = (path, key)
-            elif name not in expected and not _VISION.fullmatch(key):
+            elif name in expected or _VISION.fullmatch(key) or _DRAFTING.fullmatch(name):
+                continue
+            elif not name.startswith(modules):
                 raise ModelError(
                     f"{path} holds the tensor {key}, which a model as config.json has it does not: "
                     "running without it would be wrong. Choose another checkpoint, or correct config.json."

@@ -13,6 +13,7 @@ from paceline.errors import ModelError, shown
 from paceline.loading import hub
 from paceline.loading.checkpoint import fingerprint, read_json
 from paceline.loading.heads.eagle import load_eagle
+from paceline.loading.heads.mtp import holds_mtp, load_modules
 from paceline.loading.heads.stored import StoredTensors
 from paceline.loading.info import Provenance
 from paceline.loading.model import LoadedModel
@@ -65,6 +66,10 @@ def load_head(name: str | Path, target: LoadedModel, *, unpickle: bool = False) 
         )
     _check_kind(folder, config)
     stored = StoredTensors(folder, unpickle=unpickle)
+    provenance = Provenance("checkpoint", str(folder), fingerprint(folder, config), revision)
+    if holds_mtp(stored.names):
+        spec, weights = load_modules(stored, config, target.spec, target.weights, inside=False)
+        return LoadedHead(name, "MTP", spec, weights, provenance)
     try:
         spec, weights = load_eagle(folder, config, stored, target.spec, target.weights)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -73,14 +78,37 @@ def load_head(name: str | Path, target: LoadedModel, *, unpickle: bool = False) 
             "again, or correct the value."
         ) from error
     _check_verifier(folder, config, target)
-    return LoadedHead(
-        name=name,
-        kind="EAGLE-3",
-        spec=spec,
-        weights=weights,
-        provenance=Provenance("checkpoint", str(folder), fingerprint(folder, config), revision),
-        num_speculative_tokens=_proposed(config),
-    )
+    return LoadedHead(name, "EAGLE-3", spec, weights, provenance, _proposed(config))
+
+
+def has_mtp(target: LoadedModel) -> bool:
+    """Whether the target's own checkpoint holds multi-token prediction modules."""
+    folder = _own_folder(target)
+    return folder is not None and holds_mtp(StoredTensors(folder).names)
+
+
+def load_mtp(target: LoadedModel) -> LoadedHead:
+    """The multi-token prediction modules in the target's own checkpoint.
+
+    Raises ModelError, naming cause and remedy, where there are none or they are not supported.
+    """
+    folder = _own_folder(target)
+    if folder is None or not holds_mtp((stored := StoredTensors(folder)).names):
+        raise ModelError(
+            f"the checkpoint of {target.name} holds no multi-token prediction modules. Name a head or a "
+            "model to draft with, or choose another drafter."
+        )
+    spec, weights = load_modules(stored, _config(folder), target.spec, target.weights, inside=True)
+    return LoadedHead(target.name, "MTP", spec, weights, target.provenance)
+
+
+def _own_folder(target: LoadedModel) -> Path | None:
+    """Where the target's checkpoint lies; None for a GGUF file, which holds no modules."""
+    source = target.provenance
+    if source.kind != "checkpoint":
+        return None
+    folder = Path(source.source)
+    return folder if folder.is_dir() else hub.fetch(source.source, source.revision)[0]
 
 
 def _folder(name: str) -> tuple[Path, str | None]:
