@@ -286,9 +286,11 @@ def test_calls_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="the cache holds"):
         head.forward(batch, hidden, KVCache(1, 8, 2, 64, torch.bfloat16))
     with pytest.raises(ValueError, match="the cache holds"):
-        head.forward(batch, hidden, KVCache(2, 8, 2, 64, torch.float32))
+        head.forward(batch, hidden, KVCache(1, 8, 2, 32, torch.float32))
     with pytest.raises(ValueError, match="module 1"):
         head.forward(batch, hidden, world.cache, 1)
+    with pytest.raises(ValueError, match="2 modules"):
+        native("two modules", "float32").forward(batch, hidden, KVCache(1, 8, 2, 64, torch.float32), 1)
     with pytest.raises(ValueError, match="this head reads"):
         head.fuse(torch.zeros(1, 2, 48))
     with pytest.raises(ValueError, match="outside the vocabulary"):

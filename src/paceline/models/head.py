@@ -15,7 +15,8 @@ from paceline.models.head_spec import HeadSpec
 
 class HeadDecoder(Protocol):
     """A head's forward pass over a `KVCache(spec.num_modules, slots, spec.num_kv_heads, spec.head_dim,
-    kv_dtype)`. What it returns may live in buffers that the next call overwrites.
+    kv_dtype)`; one for the first modules alone serves as long as no other is asked for. What it returns may
+    live in buffers that the next call overwrites.
 
     target_ids: int64 `[draft_vocab]`, the target's id of each row of the logits; None = the same ids.
     """

@@ -87,9 +87,9 @@ class NativeHead:
     ) -> tuple[Tensor, Tensor]:
         """See `HeadDecoder.forward`; both results are views of buffers that the next call overwrites. Raises
         ValueError for a malformed batch, hidden states of another shape or a cache of the wrong kind."""
-        hidden = self._checked(batch, hidden, kv)
         if not 0 <= module < self.spec.num_modules:
             raise ValueError(f"module {module} of a head that has {self.spec.num_modules}")
+        hidden = self._checked(batch, hidden, kv, module + 1)
         rows, vocab, width = len(batch.logit_rows), self.spec.draft_vocab_size, self.spec.hidden_size
         self._logits = _room(self._logits, rows * vocab)
         self._fed = _room(self._fed, rows * width)
@@ -109,7 +109,6 @@ class NativeHead:
         count: int,
     ) -> tuple[Tensor, Tensor]:
         """See `HeadDecoder.chain`: all steps in one native call. Raises as `forward`."""
-        hidden = self._checked(batch, hidden, kv)
         rows = len(batch.logit_rows)
         lengths = {len(slots), len(temperatures), len(seeds), len(positions), rows}
         if len(lengths) > 1 or slots.ndim != 2 or count < 1:
@@ -118,6 +117,7 @@ class NativeHead:
                 "one candidate a step"
             )
         shape = (rows, slots.shape[1] + 1, count)
+        hidden = self._checked(batch, hidden, kv, min(shape[1], self.spec.num_modules))
         tokens, scores = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
         self._handle.chain(
             *(batch, hidden, kv),
@@ -131,17 +131,17 @@ class NativeHead:
         )
         return tokens, scores
 
-    def _checked(self, batch: TokenBatch, hidden: Tensor, kv: KVCache) -> Tensor:
+    def _checked(self, batch: TokenBatch, hidden: Tensor, kv: KVCache, modules: int) -> Tensor:
         spec, keys = self.spec, kv.keys
-        wanted = (spec.num_modules, spec.num_kv_heads, spec.head_dim)
         if (
-            (keys.shape[0], *keys.shape[2:]) != wanted
+            keys.shape[0] < modules
+            or keys.shape[2:] != (spec.num_kv_heads, spec.head_dim)
             or keys.dtype != self.kv_dtype
             or keys.device.type != "cpu"
         ):
             raise ValueError(
                 f"the cache holds {tuple(keys.shape)} {keys.dtype} on {keys.device}; this head needs "
-                f"(modules, *, kv_heads, head_dim) = {wanted}, {self.kv_dtype} on cpu"
+                f"({modules} modules, *, {spec.num_kv_heads} kv_heads, {spec.head_dim}), {self.kv_dtype} on cpu"
             )
         if hidden.shape != (len(batch), spec.hidden_size):
             raise ValueError(
