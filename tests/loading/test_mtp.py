@@ -15,7 +15,6 @@ from torch import Tensor
 from paceline.errors import ModelError
 from paceline.loading import LoadedModel, load
 from paceline.loading.heads import has_mtp, is_head, load_head, load_mtp
-from paceline.models.native_head import NativeHead
 from paceline.models.torch_head import TorchHead
 from tests.models.heads import HeadWorld
 from tests.models.worlds import Chunk
@@ -165,17 +164,14 @@ def test_modules_run_as_their_family_does(layout: str, where: str, count: int, t
     features = 2 * torch.randn(len(TOKENS), 1, HIDDEN, generator=torch.manual_seed(2))
     fed = features[:, 0].double()
     hidden = fed if layout == "mimo" else norm(fed, model.weights.final_norm)
-    for decoder in (
-        TorchHead(spec, head.weights),
-        NativeHead(spec, head.weights, dtype="float32", threads=1),
-    ):
-        fused = decoder.fuse(features).clone()
-        torch.testing.assert_close(fused.double(), hidden, atol=1e-5, rtol=1e-5)
-        for module in range(count):
-            ((got, back),) = HeadWorld(decoder).step((Chunk(0, TOKENS), fused), module=module)
-            want, want_back = module_forward(layout, found, model, hidden, module)
-            torch.testing.assert_close(got.double(), want, atol=2e-4, rtol=2e-4)
-            torch.testing.assert_close(back.double(), want_back, atol=2e-4, rtol=2e-4)
+    decoder = TorchHead(spec, head.weights)
+    fused = decoder.fuse(features)
+    torch.testing.assert_close(fused.double(), hidden, atol=1e-5, rtol=1e-5)
+    for module in range(count):
+        ((got, back),) = HeadWorld(decoder).step((Chunk(0, TOKENS), fused), module=module)
+        want, want_back = module_forward(layout, found, model, hidden, module)
+        torch.testing.assert_close(got.double(), want, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(back.double(), want_back, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("layout", OWN)
@@ -183,6 +179,29 @@ def test_modules_leave_the_target_alone(layout: str, tmp_path: Path) -> None:
     plain, more = inside(tmp_path / "one", {}), inside(tmp_path / "two", modules(layout, 2))
     want = logits(plain.spec, plain.weights, TOKENS)
     assert torch.equal(logits(more.spec, more.weights, TOKENS), want)
+
+
+def test_a_whole_mimo(tmp_path: Path) -> None:
+    sizes = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
+    blocks = [f"model.layers.{i}." for i in range(LAYERS)] + [place("mimo", 0)[1]]
+    biases = {
+        f"{block}self_attn.{part}_proj.bias": torch.randn(size)
+        for block in blocks
+        for part, size in sizes.items()
+    }
+    kind = {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    write_random(tmp_path / "model", layers=LAYERS)
+    path = tmp_path / "model" / "model.safetensors"
+    save_file({**load_file(path), **modules("mimo", 1), **biases}, path)
+    edit_config(tmp_path / "model", **kind)
+    model = load(str(tmp_path / "model"))
+    assert model.spec.family == "mimo"
+    head = load_mtp(model)
+    for layer in (*model.weights.layers, head.weights.modules[0].layer):
+        assert layer.q_bias is not None
+        assert layer.k_bias is not None
+        assert layer.v_bias is not None
+    assert logits(model.spec, model.weights, TOKENS).isfinite().all()
 
 
 def test_copies_of_the_targets_matrices(tmp_path: Path) -> None:

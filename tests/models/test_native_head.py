@@ -218,7 +218,7 @@ def test_a_chain_is_its_steps_one_by_one(variant: str, dtype: Any, steps: int) -
         batch, _ = world.batch(Chunk(0, [1]), Chunk(1, TEXT[:9]), Tree(2, [5, 6, 7], [-1, 0, 0]))
         object.__setattr__(batch, "logit_rows", np.array([0, 9, 12], dtype=np.int32))
         slots = np.array([[world.take() for _ in range(steps - 1)] for _ in range(3)], dtype=np.int32)
-        tokens, scores = run(
+        tokens, scores, fed = run(
             *(batch, states(13, width, 2), world.cache),
             slots=slots.reshape(3, steps - 1),
             temperatures=heats,
@@ -226,7 +226,7 @@ def test_a_chain_is_its_steps_one_by_one(variant: str, dtype: Any, steps: int) -
             positions=positions,
             count=3,
         )
-        results.append((tokens, scores, world.cache.keys.clone()))
+        results.append((tokens, scores, fed, world.cache.keys.clone()))
     assert results[0][0].shape == (3, steps, 3)
     for got, want in zip(*results, strict=True):
         assert torch.equal(got, want)
@@ -241,11 +241,11 @@ def test_a_chain_of_nothing_goes_on_for_the_others() -> None:
     batch, _ = world.batch(Chunk(0, [1]), Chunk(1, [2]))
     slots = np.array([[10, 11], [12, 13]], dtype=np.int32)
     options: dict[str, Any] = {"temperatures": [0.0] * 2, "seeds": [0] * 2, "positions": [1] * 2, "count": 2}
-    tokens, scores = head.chain(batch, hidden, world.cache, slots=slots, **options)
+    tokens, scores, _ = head.chain(batch, hidden, world.cache, slots=slots, **options)
     assert (tokens[0] == -1).all()
     assert (scores[0] == -torch.inf).all()
     assert (tokens[1] >= 0).all()
-    want, _ = TorchHead(*make_head("eagle3")).chain(
+    want, _, _ = TorchHead(*make_head("eagle3")).chain(
         batch, hidden, HeadWorld(TorchHead(*make_head("eagle3"))).cache, slots=slots, **options
     )
     assert tokens.tolist() == want.tolist()
@@ -260,7 +260,7 @@ def test_no_wanted_rows_and_no_tokens() -> None:
     assert (logits.shape, fed.shape) == ((0, 61), (0, 72))
     assert world.cache.keys[0, world.tables[0, :2]].abs().sum() > 0
     assert head.fuse(torch.zeros(0, 3, 48)).shape == (0, 72)
-    tokens, _ = head.chain(
+    tokens, _, fed = head.chain(
         *(batch, states(2, head.spec.hidden_size), world.cache),
         slots=np.zeros((0, 3), dtype=np.int32),
         temperatures=[],
@@ -268,7 +268,7 @@ def test_no_wanted_rows_and_no_tokens() -> None:
         positions=[],
         count=2,
     )
-    assert tokens.shape == (0, 4, 2)
+    assert (tokens.shape, fed.shape) == ((0, 4, 2), (0, 4, 72))
 
 
 # ---------------------------------------------------------------- what is refused

@@ -58,7 +58,7 @@ class HeadDecoder(Protocol):
         seeds: Sequence[int],
         positions: Sequence[int],
         count: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """A pass as `forward` (module 0), and then one guess after the other below each wanted row, each the
         best candidate of the one before, fed the state that came with it: on the native kernels a whole chain
         in one call. Step s runs module `s % num_modules`.
@@ -69,7 +69,8 @@ class HeadDecoder(Protocol):
 
         Returns the `count` best candidates of every step, int32 `[rows, steps, count]` in the target's ids,
         and their scores, float32, both on the CPU, as `ops.top_candidates` has them: the chain is
-        `tokens[:, :, 0]`, the others are its siblings. A row whose logits are not finite has -1 there and
-        goes on with token 0, for nothing.
+        `tokens[:, :, 0]`, the others are its siblings. And what each step put out, `[rows, steps, hidden]`,
+        for who goes on below its candidates. A row whose logits are not finite has token -1 and goes on with
+        token 0, for nothing.
         """
         ...

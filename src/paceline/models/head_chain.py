@@ -29,17 +29,19 @@ def draft_chain(
     seeds: Sequence[int],
     positions: Sequence[int],
     count: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """See `HeadDecoder.chain`."""
-    found: list[tuple[Tensor, Tensor]] = []
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(slots.shape[1] + 1):
         if step:
             batch = _next(batch, found[-1][0][:, 0], slots[:, step - 1])
-        logits, hidden = head.forward(batch, hidden, kv, step % head.spec.num_modules)
+        logits, fed = head.forward(batch, hidden, kv, step % head.spec.num_modules)
+        hidden = fed.clone()
         places = [position + step for position in positions]
         tokens, scores = ops.top_candidates(logits, temperatures, seeds, places, count, head.target_ids)
-        found.append((tokens.cpu(), scores.cpu()))
-    return torch.stack([tokens for tokens, _ in found], 1), torch.stack([scores for _, scores in found], 1)
+        found.append((tokens.cpu(), scores.cpu(), hidden))
+    tokens, scores, fed = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
+    return tokens, scores, fed
 
 
 def _next(batch: TokenBatch, tokens: Tensor, slots: IntArray) -> TokenBatch:

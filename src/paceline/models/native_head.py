@@ -107,7 +107,7 @@ class NativeHead:
         seeds: Sequence[int],
         positions: Sequence[int],
         count: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See `HeadDecoder.chain`: all steps in one native call. Raises as `forward`."""
         rows = len(batch.logit_rows)
         lengths = {len(slots), len(temperatures), len(seeds), len(positions), rows}
@@ -119,6 +119,7 @@ class NativeHead:
         shape = (rows, slots.shape[1] + 1, count)
         hidden = self._checked(batch, hidden, kv, min(shape[1], self.spec.num_modules))
         tokens, scores = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
+        fed = torch.empty(*shape[:2], self.spec.hidden_size)
         self._handle.chain(
             *(batch, hidden, kv),
             slots=slots,
@@ -128,8 +129,9 @@ class NativeHead:
             ids=self.target_ids,
             tokens=tokens,
             scores=scores,
+            fed=fed,
         )
-        return tokens, scores
+        return tokens, scores, fed
 
     def _checked(self, batch: TokenBatch, hidden: Tensor, kv: KVCache, modules: int) -> Tensor:
         spec, keys = self.spec, kv.keys
@@ -141,7 +143,7 @@ class NativeHead:
         ):
             raise ValueError(
                 f"the cache holds {tuple(keys.shape)} {keys.dtype} on {keys.device}; this head needs "
-                f"({modules} modules, *, {spec.num_kv_heads} kv_heads, {spec.head_dim}), {self.kv_dtype} on cpu"
+                f"({modules} modules, *, {spec.num_kv_heads}, {spec.head_dim}) {self.kv_dtype} on cpu"
             )
         if hidden.shape != (len(batch), spec.hidden_size):
             raise ValueError(

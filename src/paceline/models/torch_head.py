@@ -105,7 +105,7 @@ class TorchHead:
         seeds: Sequence[int],
         positions: Sequence[int],
         count: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See `HeadDecoder.chain`."""
         return draft_chain(
             *(self, batch, hidden, kv),

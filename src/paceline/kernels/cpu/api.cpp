@@ -94,12 +94,12 @@ int32_t paceline_head_forward(Head* head, const Batch* batch, const paceline::Kv
 
 // As paceline_forward; 2 also for a slot of the chain's own.
 int32_t paceline_head_chain(Head* head, const Batch* batch, const paceline::KvView* kv, const float* hidden,
-                            const paceline::Chain* chain, int32_t* tokens, float* scores) {
+                            const paceline::Chain* chain, int32_t* tokens, float* scores, float* fed) {
     const int broken = head->check(*batch, *kv);
     if (broken) return broken;
     for (int64_t i = 0; i < (int64_t)batch->logits_count * (chain->steps - 1); i++)
         if (chain->slots[i] < 0 || chain->slots[i] >= kv->slots) return 2;
-    return guarded([&] { head->chain(*batch, *kv, hidden, *chain, tokens, scores); });
+    return guarded([&] { head->chain(*batch, *kv, hidden, *chain, tokens, scores, fed); });
 }
 
 void paceline_coupled_argmax(const paceline::SamplingRows* rows, int64_t* tokens, uint8_t* finite) {

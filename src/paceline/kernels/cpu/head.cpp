@@ -209,10 +209,11 @@ void Head::forward(const Batch& batch, const KvView& kv, const float* hidden, in
     blocks_.team_.run(job);
 }
 
-void Head::chain(const Batch& batch, const KvView& kv, const float* hidden, const Chain& chain, int32_t* tokens, float* scores) {
-    const int rows = batch.logits_count, vocab = spec_.block.vocab;
+void Head::chain(const Batch& batch, const KvView& kv, const float* hidden, const Chain& chain, int32_t* tokens, float* scores,
+                 float* fed) {
+    const int rows = batch.logits_count, vocab = spec_.block.vocab, width = spec_.block.hidden;
     grow(logits_, (size_t)rows * vocab);
-    grow(fed_, (size_t)rows * spec_.block.hidden);
+    grow(fed_, (size_t)rows * width);
     Links links(batch, chain);
     std::vector<int64_t> positions(chain.positions, chain.positions + rows);
     std::vector<int32_t> found((size_t)rows * chain.count);
@@ -226,6 +227,7 @@ void Head::chain(const Batch& batch, const KvView& kv, const float* hidden, cons
             const size_t from = (size_t)r * chain.count, to = ((size_t)r * chain.steps + step) * chain.count;
             std::copy_n(found.data() + from, chain.count, tokens + to);
             std::copy_n(values.data() + from, chain.count, scores + to);
+            std::copy_n(fed_.data() + (size_t)r * width, width, fed + ((size_t)r * chain.steps + step) * width);
             positions[r]++;
         }
     }

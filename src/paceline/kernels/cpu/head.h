@@ -37,8 +37,10 @@ class Head {
     // hidden: [tokens, hidden], fed: [wanted, hidden], which may be the same memory.
     void forward(const Batch& batch, const KvView& kv, const float* hidden, int module, float* logits, float* fed);
 
-    // tokens, scores: [rows, steps, count], each step as top_candidates has it.
-    void chain(const Batch& batch, const KvView& kv, const float* hidden, const Chain& chain, int32_t* tokens, float* scores);
+    // tokens, scores: [rows, steps, count], each step as top_candidates has it. fed: [rows, steps, hidden], what each
+    // step puts out.
+    void chain(const Batch& batch, const KvView& kv, const float* hidden, const Chain& chain, int32_t* tokens, float* scores,
+               float* fed);
 
     size_t weight_bytes() const { return blocks_.weight_bytes() + own_bytes_; }
 

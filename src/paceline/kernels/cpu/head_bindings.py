@@ -94,8 +94,10 @@ class HeadHandle:
         ids: Tensor | None,
         tokens: Tensor,
         scores: Tensor,
+        fed: Tensor,
     ) -> None:
-        """slots `[rows, steps - 1]`; tokens, scores `[rows, steps, count]`. Raises as `forward`."""
+        """slots `[rows, steps - 1]`; tokens, scores `[rows, steps, count]`; fed `[rows, steps, hidden]`.
+        Raises as `forward`."""
         heat = np.array(temperatures, dtype=np.float32)
         keys = np.array([seed & _MASK64 for seed in seeds], dtype=np.uint64)
         places = np.array(positions, dtype=np.int64)
@@ -108,7 +110,7 @@ class HeadHandle:
         code = self._lib.paceline_head_chain(
             *(self._pointer, ctypes.byref(bindings.batch_struct(batch))),
             *(ctypes.byref(bindings.kv_struct(kv)), hidden.data_ptr(), ctypes.byref(chain)),
-            *(tokens.data_ptr(), scores.data_ptr()),
+            *(tokens.data_ptr(), scores.data_ptr(), fed.data_ptr()),
         )
         bindings.check_pass(code)
 
@@ -133,5 +135,5 @@ def _library() -> ctypes.CDLL:
     lib.paceline_head_forward.restype = c_int32
     lib.paceline_head_forward.argtypes = [*run, c_int32, c_void_p, c_void_p]
     lib.paceline_head_chain.restype = c_int32
-    lib.paceline_head_chain.argtypes = [*run, POINTER(_ChainStruct), c_void_p, c_void_p]
+    lib.paceline_head_chain.argtypes = [*run, POINTER(_ChainStruct), c_void_p, c_void_p, c_void_p]
     return lib

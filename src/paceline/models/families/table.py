@@ -102,6 +102,8 @@ FAMILIES: Mapping[str, Family] = {
         _mistral_windows,
     ),
     "qwen2": Family("Qwen 2 / 2.5", ("Qwen2ForCausalLM",), _QWEN_DEFAULTS, _qwen_windows, qkv_bias="always"),
+    # Qwen 2 with a module for multi-token prediction beside it (arXiv 2505.07608).
+    "mimo": Family("MiMo 7B", ("MiMoForCausalLM",), _QWEN_DEFAULTS, _qwen_windows, qkv_bias="always"),
     "qwen3": Family(
         "Qwen 3 (dense)",
         ("Qwen3ForCausalLM",),
