@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paceline.core.draft_lane import DraftPolicy
 from paceline.core.drafting import DrafterNeeds, FixedLength
 from paceline.core.engine_core import CoreConfig, EngineCore, Limits
@@ -16,6 +18,7 @@ from paceline.core.work import (
     Verdict,
     Work,
 )
+from paceline.errors import RequestError
 
 LIMITS = Limits(max_num_seqs=4, max_batch_tokens=64, num_slots=128, context_length=64)
 
@@ -77,3 +80,9 @@ def test_nothing_is_told_where_nobody_learns() -> None:
     work = engine.handle(StepDone(run.step, (Verdict("r", (), (7, 8)),)), 1.0)
     assert any(isinstance(each, Release) for each in work)
     assert told(work) == []
+
+
+@pytest.mark.parametrize("tenant", [3, None, "x" * 300, "\ud800"], ids=ascii)
+def test_a_tenant_is_a_short_text(tenant: object) -> None:
+    with pytest.raises(RequestError, match="tenant is"):
+        SamplingParams(tenant=tenant)  # type: ignore[arg-type]

@@ -76,30 +76,35 @@ def _best_of(
     best: Draft, index: SuffixIndex, found: Places, rule: SuffixRule, max_nodes: int, max_depth: int
 ) -> Draft:
     """Longer matches are some of the places of shorter ones: only where there are more is there news."""
-    order = sorted(range(len(found.matched)), key=lambda i: -found.matched[i])
+    order = sorted(range(len(found.matched)), key=found.matched.__getitem__, reverse=True)
     read: list[bytes] | None = None
-    rows: dict[bytes, int] = {}
+    counts: dict[bytes, int] = {}
+    tokens: dict[bytes, list[int]] = {}
     firsts: dict[int, int] = {}
-    upto = 0
+    upto = counted = 0
     while upto < len(order):
         length = found.matched[order[upto]]
         most = min(rule.guesses(length), max_nodes)
         if most <= best.score:
             break
+        while upto < len(order) and found.matched[order[upto]] == length:
+            first = found.next[order[upto]]
+            firsts[first] = firsts.get(first, 0) + 1
+            upto += 1
+        if most * max(firsts.values()) <= best.score * (upto + 1):
+            continue  # no node is likelier than the likeliest first one
         if read is None:
             read = index.following(found.places, min(most, max_depth))
-        while upto < len(order) and found.matched[order[upto]] == length:
-            place, upto = order[upto], upto + 1
-            rows[read[place]] = rows.get(read[place], 0) + 1
-            firsts[found.next[place]] = firsts.get(found.next[place], 0) + 1
-        # No node is likelier than the likeliest first one.
-        if most * max(firsts.values()) > best.score * (upto + 1):
-            draft = _grown(
-                [(tokens_of(row), count) for row, count in rows.items()], upto, most, rule, max_depth
-            )
-            if draft.score > best.score:
-                draft.matched = length
-                best = draft
+        for place in order[counted:upto]:
+            row = read[place]
+            if row not in counts:
+                tokens[row] = tokens_of(row)
+            counts[row] = counts.get(row, 0) + 1
+        counted = upto
+        draft = _grown([(tokens[row], count) for row, count in counts.items()], upto, most, rule, max_depth)
+        if draft.score > best.score:
+            draft.matched = length
+            best = draft
     return best
 
 

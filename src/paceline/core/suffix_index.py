@@ -232,7 +232,7 @@ class SuffixIndex:
     def _index_few(self, text: _Text, upto: int) -> None:
         size, tokens = len(self._tokens), self._tokens
         window = range(max(text.start, text.indexed - GRAMS[-1]), upto)
-        known = [tokens.item(place % size) for place in window]
+        known = tokens[np.arange(window.start, upto) % size].tolist()
         for place in range(text.indexed, upto):
             stop = place - window.start
             tail = known[max(0, stop - GRAMS[-1]) : stop][::-1]
