@@ -9,9 +9,10 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.core.stats import SpeculationStats
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ModelError
 from tests.cases.lab import assert_no_slot_lost, random_prompt
 from tests.loading.heads import LAYERS, eagle, write_head
+from tests.loading.mtp import modules, write_target
 from tests.tiny import ENGINE, write_random
 
 SHARED = [7, 8, 9, 10, 11, 12, 13, 14]
@@ -110,6 +111,19 @@ def test_a_head_of_the_whole_vocabulary_and_of_31(target: Path, tmp_path: Path, 
     )
     with LLM(target, draft=head, mode="serial-tree", max_num_seqs=4, **ENGINE) as llm:
         check(plain, llm)
+
+
+@pytest.mark.parametrize("layout", ["deepseek", "mimo"])
+def test_the_targets_own_modules(tmp_path: Path, layout: str) -> None:
+    target = write_target(tmp_path / "target", modules(layout, 2))
+    plain = decoded(target, "float32")
+    with LLM(target, draft="mtp", mode="serial-tree", max_num_seqs=4, **ENGINE) as llm:
+        check(plain, llm)
+
+
+def test_a_target_without_modules(target: Path) -> None:
+    with pytest.raises(ModelError, match="holds no multi-token prediction modules"):
+        LLM(target, draft="mtp", **ENGINE)
 
 
 def test_a_target_that_forgets_is_refused(tmp_path: Path, head: Path) -> None:

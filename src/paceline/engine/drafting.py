@@ -20,7 +20,7 @@ from paceline.engine.modes import Mode, growth_rule, most_guesses
 from paceline.errors import ConfigError
 from paceline.execution.target_view import TargetView
 from paceline.loading import LoadedModel, check_same_vocabulary, load
-from paceline.loading.heads import LoadedHead, is_head, load_head, shipped_head
+from paceline.loading.heads import LoadedHead, is_head, load_head, load_mtp, shipped_head
 
 _PASS_LEAVES = 64
 
@@ -167,6 +167,6 @@ def _head(drafter: NamedDrafter, target: LoadedModel) -> LoadedHead:
             f"of {target.name} forgets what is behind its window: choose a drafter that reads tokens only."
         )
     if drafter.kind.weights == "target":
-        raise ConfigError("speculation.draft is mtp: not supported yet.")
+        return load_mtp(target)
     name = str(shipped_head(target)) if drafter.kind.weights == "shipped" else drafter.name
     return load_head(name, target)
