@@ -114,3 +114,22 @@ def test_a_long_prompt_is_read_in_shares() -> None:
     for _ in range(12):
         (found,) = own.grow([DraftItem("a", at + len(late), (), 4, 4)])
     assert found.tokens[0] == prompt[18_010]
+
+
+def test_unasked_it_streams_one_draft_for_what_it_was_told() -> None:
+    """Nodes are numbered through, and hang below the committed token by its position."""
+    own = drafter(offset=0.0)
+    told = Announcement(5, SamplingParams().resolved())
+    own.advance([DraftItem("a", 0, (1, 2, 3, 1, 2), 9, 9, told, 7), DraftItem("b", 0, (4,), 9, 9, told, 8)])
+    grown = own.work_ahead()
+    assert grown is not None
+    first, nothing = grown
+    assert (first.generation, first.num_tokens, first.first) == (7, 5, 0)
+    assert (first.tokens, first.parents) == ((3, 1), (-5, 0))
+    assert (nothing.request_id, nothing.tokens) == ("b", ())
+    assert own.work_ahead() is None
+    own.advance([DraftItem("a", 5, (3,), 9, 9, generation=7), DraftItem("b", 1, (5,), 0, 0, generation=8)])
+    own.release(["b"])
+    (second,) = own.work_ahead() or []
+    assert (second.num_tokens, second.first, second.parents[:2]) == (6, 2, (-6, 2))
+    assert second.tokens == (1, 2, 3)

@@ -61,6 +61,8 @@ def test_a_process_of_its_own_learns_too(tiny: Path, plain: Tokens) -> None:
         for _ in range(2):
             outputs = llm.generate(PROMPTS, params(0.0))
             assert [output.token_ids for output in outputs] == plain[0.0]
+            assert not any(output.speculation.num_failed_drafts for output in outputs)
+        assert sum(output.speculation.num_accepted_tokens for output in outputs) > 0
 
 
 def accepted_by(llm: LLM, tenant: str) -> int:

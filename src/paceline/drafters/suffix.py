@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from paceline.core.drafting import DrafterNeeds
 from paceline.core.suffix_cache import SuffixCache
 from paceline.core.suffix_draft import SuffixRule, best_draft
 from paceline.core.suffix_index import Context, SuffixIndex
-from paceline.core.token_tree import TokenTree
-from paceline.core.work import Announcement, DraftItem, FinishedOutput, Proposal
+from paceline.core.token_tree import ROOT, TokenTree
+from paceline.core.work import Announcement, DraftItem, DraftNodes, FinishedOutput, Proposal
 from paceline.drafters.base import PerRequestDrafter
 from paceline.drafters.registry import Materials
 from paceline.drafters.suffix_file import SuffixFile
@@ -29,11 +29,13 @@ _READ_PER_STEP = 2048
 
 @dataclass(slots=True)
 class SuffixState:
-    """tenant: by which the cache knows whose request it is; None = it learns from no other."""
+    """tenant: by which the cache knows whose request it is; None = it learns from no other.
+    streamed: nodes sent so far without having been asked for."""
 
     text: SuffixIndex
     tenant: str | None
     tail: list[int] = field(default_factory=list)
+    streamed: int = 0
 
 
 class SuffixDrafter(PerRequestDrafter[SuffixState]):
@@ -55,12 +57,41 @@ class SuffixDrafter(PerRequestDrafter[SuffixState]):
         self._sharing = sharing
         self._cache = cache if sharing != "off" else None
         self._file = file
+        self._untold: dict[str, DraftItem] = {}
         self.needs = DrafterNeeds("suffix", learns_outputs=self._cache is not None)
 
     def grow(self, items: Sequence[DraftItem]) -> list[Proposal]:
         if self._cache is not None:
             self._cache.catch_up(_READ_PER_STEP)
         return super().grow(items)
+
+    def advance(self, items: Sequence[DraftItem]) -> None:
+        super().advance(items)
+        self._untold |= {item.request_id: item for item in items if min(item.max_nodes, item.max_depth) > 0}
+
+    def work_ahead(self) -> list[DraftNodes] | None:
+        """The draft after what was last told of each request, once; where there is none, that too is said."""
+        if not self._untold:
+            return None
+        if self._cache is not None:
+            self._cache.catch_up(_READ_PER_STEP)
+        items, self._untold = self._untold.values(), {}
+        return [self._nodes(item) for item in items]
+
+    def _nodes(self, item: DraftItem) -> DraftNodes:
+        state, known = self._states[item.request_id], item.start + len(item.tokens)
+        tree = self.guess(state, item.max_nodes, item.max_depth)
+        first, state.streamed = state.streamed, state.streamed + len(tree)
+        parents = tuple(first + parent if parent != ROOT else -known for parent in tree.parents)
+        return DraftNodes(
+            item.request_id, item.generation, known, first, tuple(tree.tokens), parents, tuple(tree.scores)
+        )
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        gone = list(request_ids)
+        super().release(gone)
+        for request_id in gone:
+            self._untold.pop(request_id, None)
 
     def begin(self, announcement: Announcement) -> SuffixState:
         expected = announcement.num_prompt + (announcement.params.max_tokens or announcement.num_prompt)
