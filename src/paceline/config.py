@@ -73,7 +73,7 @@ class SpeculationConfig(_Table, frozen=True):
     suffix_cache_file: str = ""
     suffix_max_depth: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 24
     suffix_factor: Annotated[float, Meta(ge=0, le=64, description="a number from 0 to 64")] = 1.0
-    suffix_offset: Annotated[float, Meta(ge=-64, le=256, description="a number from -64 to 256")] = 2.0
+    suffix_offset: Annotated[float, Meta(ge=-64, le=256, description="a number from -64 to 256")] = 3.0
     suffix_min_token_prob: Annotated[float, Meta(gt=0, le=1, description="above 0, at most 1")] = 0.1
     suffix_tree: bool = True
 

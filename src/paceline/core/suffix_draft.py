@@ -22,7 +22,7 @@ class SuffixRule:
     counted."""
 
     factor: float = 1.0
-    offset: float = 2.0
+    offset: float = 3.0
     min_token_prob: float = 0.1
     branching: bool = True
     most_places: int = 32
