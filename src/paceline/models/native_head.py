@@ -68,6 +68,11 @@ class NativeHead:
         """Bytes of packed matrices. A pass over one token reads those of one module and the output matrix."""
         return self._handle.weight_bytes
 
+    def read_weights(self) -> None:
+        """Reads the weights of all blocks and the output matrix once with the head's threads and does nothing
+        else: the floor of a pass."""
+        self._handle.read_weights()
+
     def fuse(self, features: Tensor) -> Tensor:
         """See `HeadDecoder.fuse`."""
         spec = self.spec

@@ -56,6 +56,10 @@ class HeadHandle:
     def weight_bytes(self) -> int:
         return int(self._lib.paceline_head_weight_bytes(self._pointer))
 
+    def read_weights(self) -> None:
+        """Reads the weights of all blocks and the output matrix once; for measuring memory bandwidth."""
+        self._lib.paceline_read_weights(self._blocks)
+
     def pack(self, module: int, matrix: str, parts: Sequence[Tensor]) -> None:
         """See `DecoderHandle.pack`."""
         bindings.pack_parts(self._lib.paceline_head_pack, self._pointer, module, matrix, parts)
