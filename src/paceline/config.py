@@ -27,6 +27,9 @@ _MOST_TOKENS = 2**31 - 1
 """Slots and positions are 32-bit in the kernels."""
 
 
+Selector = Literal["auto", "combined", "reactive", "bandit", "classifier", "everyone"]
+
+
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of options; a frozen value, so that it can be shared between threads and processes."""
 
@@ -35,10 +38,15 @@ class SpeculationConfig(_Table, frozen=True):
     """draft: "ngram", "suffix", "layers" (the first of the target), "none", or a model (as `Config.model`).
 
     num_speculative_tokens: guesses per request and step, whatever the batch; unset = as many as pay for
-    themselves by measured costs and acceptance, up to 15 in mode overlapped and up to 7 in mode serial-chain;
+    themselves by measured costs and acceptance, up to 15 in the modes overlapped and serial-chain;
     in the other modes, which are there to be compared with, always 7; of a fixed shape all nodes.
     `length_by_batch_size`, pairs of (smallest batch size, length), replaces it where given, with 0 below the
     first pair. A request's own number goes before both.
+    selector: how that is decided where draft and target work in turn, and which of several drafters is asked:
+    "combined" = every guess and question that pays for itself; the others are there to be compared with, and
+    choose one drafter per step: "reactive" by what was accepted of late, "bandit" by tokens per second,
+    "classifier" by how sure the cheapest is; "everyone" asks all, always. "auto" = combined where the number
+    of guesses is not fixed, else everyone; with any other, num_speculative_tokens is the most there may be.
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram that the n-gram drafter looks up.
     prompt_lookup_branches: places that it offers at once, as branches of a tree; 1 = as vLLM.
     draft_layers: layers of the target that the drafter `layers` runs, 0 = a third of them.
@@ -61,6 +69,7 @@ class SpeculationConfig(_Table, frozen=True):
         tuple[tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=0, le=256)]], ...],
         Meta(description="a list of [smallest batch size from 1, length from 0 to 256] pairs"),
     ] = ()
+    selector: Selector = "auto"
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 4
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 2
     prompt_lookup_branches: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 1

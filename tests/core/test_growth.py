@@ -8,7 +8,7 @@ from math import log
 
 import pytest
 
-from paceline.core.calibration import AcceptanceModel
+from paceline.core.acceptance import AcceptanceModel
 from paceline.core.growth import BestFirst, Calibrated, Chain, DraftTree, FixedShape, GrowthRule, Layers
 from paceline.core.outcomes import OutcomeCache
 from paceline.core.token_tree import ROOT

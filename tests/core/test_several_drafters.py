@@ -13,7 +13,8 @@ from paceline.core.draft_lane import DraftPolicy
 from paceline.core.drafting import DrafterNeeds, FixedLength
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.scheduler import Limits
-from paceline.core.token_tree import ROOT, TokenTree
+from paceline.core.selectors import SELECTORS
+from paceline.core.token_tree import TokenTree
 from paceline.core.work import DrafterJoined, DraftItem, GrowDrafts, RequestAborted, RunTarget
 from tests.core.test_engine_core import HalfRight, adversary, arrive, assert_no_leak, oracle
 from tests.core.toy import VOCAB, DraftRule, Drive, Failed, ToyExecutor, toy_generate
@@ -34,7 +35,13 @@ def failing_after(rule: DraftRule, answers: int) -> DraftRule:
 
 
 def make_drive(
-    rules: Sequence[DraftRule], k: int = 4, *, planned: bool = False, costs: bool = False, **limits: int
+    rules: Sequence[DraftRule],
+    k: int = 4,
+    *,
+    planned: bool = False,
+    costs: bool = False,
+    selector: str = "combined",
+    **limits: int,
 ) -> Drive:
     known = {"context_length": 200, "num_slots": 400, "max_num_seqs": 4, "max_batch_tokens": 64} | limits
     needs = tuple(DrafterNeeds(f"d{at}", ingests_prompts=at % 2 == 1) for at in range(len(rules)))
@@ -42,7 +49,7 @@ def make_drive(
         CoreConfig(
             limits=Limits(**known),
             vocab_size=VOCAB,
-            drafting=DraftPolicy(needs, FixedLength(k), planned=planned),
+            drafting=DraftPolicy(needs, FixedLength(k), planned=planned, selector=selector),
         )
     )
     executor = ToyExecutor(known["num_slots"], rules[0], rules[1:])
@@ -108,14 +115,13 @@ def test_equal_guesses_are_verified_once() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**9), st.integers(1, 4), st.booleans())
-def test_any_life_of_requests_and_drafters(seed: int, count: int, planned: bool) -> None:
+@given(st.integers(0, 10**9), st.integers(1, 4), st.booleans(), st.sampled_from(sorted(SELECTORS)))
+def test_any_life_of_requests_and_drafters(seed: int, count: int, planned: bool, selector: str) -> None:
     """Arrivals, aborts, preemption for want of slots, drafters that fail and come back."""
     rng = random.Random(seed)
     rules = [rng.choice(RULES) for _ in range(count)]
-    drive = make_drive(
-        rules, rng.randrange(6), planned=planned, costs=planned, num_slots=rng.choice([90, 400])
-    )
+    num_slots, k = rng.choice([90, 400]), rng.randrange(6)
+    drive = make_drive(rules, k, planned=planned, costs=planned, selector=selector, num_slots=num_slots)
     prompts: dict[str, list[int]] = {}
     aborted: set[str] = set()
     for at in range(10):
@@ -144,26 +150,3 @@ def test_any_life_of_requests_and_drafters(seed: int, count: int, planned: bool)
     again = EngineCore(drive.core.config)
     for now, (event, work) in zip(drive.times, drive.log, strict=True):
         assert again.handle(event, now) == work
-
-
-def test_merging_keeps_every_path() -> None:
-    rng = random.Random(3)
-    for _ in range(50):
-        trees = []
-        for _ in range(3):
-            tree = TokenTree()
-            for _ in range(rng.randint(0, 9)):
-                tree.add(rng.randrange(ROOT, len(tree)), rng.randrange(3), -rng.random())
-            trees.append(tree)
-        merged = TokenTree()
-        for tree in trees:
-            place = merged.merge(tree)
-            for node, at in enumerate(place):
-                assert [tree.tokens[n] for n in tree.path(node)] == [
-                    merged.tokens[n] for n in merged.path(at)
-                ]
-        paths = [tuple(merged.tokens[n] for n in merged.path(node)) for node in range(len(merged))]
-        assert len(set(paths)) == len(paths)
-        for node in range(len(merged)):
-            above = merged.parents[node]
-            assert merged.values[node] <= (merged.values[above] if above != ROOT else 0.0) + 1e-12

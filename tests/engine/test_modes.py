@@ -236,7 +236,7 @@ def test_all_of_a_fixed_shape_is_verified_unless_a_number_is_given(mode: str) ->
 @pytest.mark.parametrize(
     ("mode", "most", "planned"),
     [
-        ("serial-chain", 7, True),
+        ("serial-chain", 15, True),
         ("overlapped", 15, True),
         *((name, 7, False) for name in ("serial-tree", "swiftspec", "discard", "outcome-cache")),
     ],

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from paceline.core.draft_round import Drafted, DraftRound
+from paceline.core.draft_cost import Costs, DraftCost
+from paceline.core.draft_round import DraftRound
 from paceline.core.drafting import DrafterNeeds, DraftLength
+from paceline.core.ensemble import Ensemble
 from paceline.core.followers import Followers
 from paceline.core.hand_over import HandOver
 from paceline.core.lookup import Lookup, LookupOdds
@@ -14,7 +16,9 @@ from paceline.core.mirror import MOST_NODES, DraftMirror
 from paceline.core.planner import Planner
 from paceline.core.request import Request
 from paceline.core.scheduler import Scheduler, Share
-from paceline.core.selectors import Everyone
+from paceline.core.selection import Drafted
+from paceline.core.selectors import SELECTORS
+from paceline.core.stats import DrafterReport
 from paceline.core.text_index import IndexedText
 from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import (
@@ -36,12 +40,13 @@ class DraftPolicy:
     of them works.  length: guesses verified per request and pass.
     lookup: shortest and longest n-gram by which a request's own text fills up what the drafter left open,
     None = it does not.  planned: whether `length` is a bound within which measured costs and acceptance
-    decide, or what is done."""
+    decide, by the rule that `selector` names (`core.selectors`), or what is done."""
 
     drafters: tuple[DrafterNeeds, ...]
     length: DraftLength
     lookup: tuple[int, int] | None = None
     planned: bool = False
+    selector: str = "combined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,13 @@ class DraftLane:
         self._followers = Followers(policy.drafters)
         self._lookup_odds = LookupOdds()
         self._planner = Planner()
-        chooser = Everyone(self._followers, self._planner if policy.planned else None)
-        self._round = DraftRound(self._followers, chooser, vocab_size)
+        drafters = range(len(policy.drafters))
+        self._costs = Costs(self._planner.target, [DraftCost() for _ in drafters])
+        self._ensemble = Ensemble(len(policy.drafters))
+        self._selector = SELECTORS[policy.selector if policy.planned else "everyone"](
+            self._followers, self._costs, self._ensemble.recent
+        )
+        self._round = DraftRound(self._followers, self._selector, self._ensemble, vocab_size)
         self._hand_over = HandOver()
 
     @property
@@ -85,6 +95,14 @@ class DraftLane:
     def lost(self) -> str | None:
         """Why drafters are lost; None = all are there."""
         return self._followers.lost
+
+    def report(self) -> tuple[DrafterReport, ...]:
+        """Of each drafter; what is guessed at the same time as the target is not judged here."""
+        rows = zip(self._policy.drafters, self._costs.drafts, self._ensemble.reliability, strict=True)
+        return tuple(
+            DrafterReport(needs.name, cost.count, cost.total_s, said.error, said.tenths)
+            for needs, cost, said in rows
+        )
 
     # ------------------------------------------------------------ events
 
@@ -118,8 +136,11 @@ class DraftLane:
 
     def on_end(self, request_id: str) -> None:
         self._hand_over.forget(request_id)
+        self._round.on_end(request_id)
+        self._costs.pace.forget(request_id)
         if not any(request.decoding for request in self._scheduler.running):
             self._hand_over.on_idle()
+            self._costs.pace.on_other(None)
 
     def on_joined(self, event: DrafterJoined) -> None:
         self._followers.join(event.drafter)
@@ -127,9 +148,17 @@ class DraftLane:
     def on_work_lost(self) -> None:
         self._round.give_up()
 
-    def on_pass(self, tokens: int, seconds: float) -> None:
-        """A target pass over so many tokens, none of them a prompt's, took so long."""
-        self._planner.target.learn(tokens, seconds)
+    def on_pass(self, requests: int, tokens: int, context: int, seconds: float, now: float) -> None:
+        """A target pass over so many requests and tokens, none of them a prompt's, took so long. context:
+        tokens that they look back on."""
+        target = self._costs.target
+        target.learn(tokens, seconds, context)
+        self._costs.pace.on_step(target.of(requests) if target.known else 0.0, now)
+        self._round.begin_verdicts(requests)
+
+    def on_other_pass(self, now: float) -> None:
+        """One that read prompts."""
+        self._costs.pace.on_other(now)
 
     def on_commit(
         self,
@@ -142,6 +171,8 @@ class DraftLane:
         decoding: bool,
     ) -> None:
         request.acceptance.count(verified, accepted)
+        self._costs.pace.on_tokens(request.request_id, len(tokens))
+        self._round.on_commit(request, tokens)
         self._hand_over.on_commit(len(tokens), now)
         if request.lookup is not None:
             request.lookup.judge(tokens, self._lookup_odds)
@@ -162,7 +193,7 @@ class DraftLane:
         room = self._scheduler.draft_room()
         batch_size = len(room)
         return [
-            Drafted(request, most, self._chosen_here(request))
+            Drafted(request, len(request.tokens), most, self._chosen_here(request))
             for request in self._scheduler.running
             if request.decoding
             and request.proposal is None
@@ -179,7 +210,7 @@ class DraftLane:
             if not share.request.decoding and self._wanted(share.request, batch_size) > 0
         ]
         for drafter in self._followers.present if chunks else ():
-            if not self._followers.needs(drafter).ingests_prompts:
+            if not self._followers.needs(drafter).ingests_prompts or not self._selector.follows(drafter):
                 continue
             items = tuple(
                 self._followers.item(drafter, request, upto)

@@ -159,7 +159,10 @@ class EngineCore:
         shares, self._shares = self._shares, None
         if all(share.request.decoding for share in shares.values()):
             size = sum(share.length + len(share.tree) for share in shares.values())
-            self.drafts.on_pass(size, event.seconds)
+            context = sum(share.request.num_computed for share in shares.values())
+            self.drafts.on_pass(len(shares), size, context, event.seconds, now)
+        else:
+            self.drafts.on_other_pass(now)
         verdicts = {verdict.request_id: verdict for verdict in event.verdicts}
         for request_id, share in shares.items():
             share.request.in_flight = False

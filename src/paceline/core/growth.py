@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf, log
 from typing import Protocol
 
-from paceline.core.calibration import AcceptanceModel
+from paceline.core.acceptance import AcceptanceModel
 from paceline.core.token_tree import ROOT, TokenTree
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 
 from paceline.core.token_tree import ROOT, Landing, TokenTree
 from paceline.core.work import DraftNodes
@@ -29,9 +30,12 @@ def check_guesses(
         raise ValueError("tokens, parents and scores differ in number")
     if len(tokens) > MOST_NODES:
         raise ValueError(f"{len(tokens)} nodes at once, of {MOST_NODES} at most")
-    if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
+    if not tokens:
+        return
+    if set(map(type, tokens)) != {int} or min(tokens) < 0 or max(tokens) >= vocab_size:
         raise ValueError("a token is not in the vocabulary")
-    if not all(_LEAST_SCORE <= score <= 0.0 for score in scores):  # false for NaN
+    # Where one is not a number, neither is their sum.
+    if min(scores) < _LEAST_SCORE or max(scores) > 0.0 or isnan(sum(scores)):
         raise ValueError("a score is not a log-probability")
 
 

@@ -10,14 +10,13 @@ from math import exp, inf
 
 _MEMORY = 0.1
 """Weight of the newest measurement."""
+_CONTEXT_MEMORY = 0.99
 _TOKEN_SHARE = 0.04
 """What one more token adds to a pass over one, until measured: it is bound by reading the weights."""
-_MOST_TOKENS = 256
+_MOST_TOKENS = 4096
 _REFIT = 16
 """Passes between two fits. A fit takes tens of microseconds, which so many steps share. What it does not know
 of meanwhile is little: a size's estimate moves by a tenth of the difference per pass."""
-_RETRY_STEPS = 24
-"""A request that drafts nothing tries again after so many of its steps: texts change."""
 
 
 class PassCost:
@@ -26,10 +25,17 @@ class PassCost:
     Sizes that were seen are remembered one by one, since costs have steps where the kernels have; others lie
     on a line through them. Never falling in the number of tokens: what looks dearer than a larger pass counts
     as that one, since passes are disturbed, which makes them longer, and never quicker than they can be.
+
+    What the tokens before them add, those of all texts in the pass, is learnt from passes of one size; costs
+    are those beside as many as there were last.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, float] = {}
+        self._contexts: dict[int, float] = {}
+        self._context = 0.0
+        self._apart = 1e-9  # squares of contexts about their size's mean, and products with the seconds
+        self._together = 0.0
         self._line = (0.0, 0.0)
         self._costs: list[float] = []  # by the number of tokens, up to the largest seen; empty = to be fitted
         self._learnt = 0
@@ -38,16 +44,32 @@ class PassCost:
     def known(self) -> bool:
         return bool(self._seen)
 
-    def learn(self, tokens: int, seconds: float) -> None:
+    def learn(self, tokens: int, seconds: float, context: int = 0) -> None:
+        """context: tokens that those of the pass look back on, all in all."""
         if not 0 < tokens <= _MOST_TOKENS or seconds <= 0.0:
             return
-        before = self._seen.get(tokens)
-        # A pass that was disturbed from outside says nothing about its size.
-        seconds = seconds if before is None else min(seconds, 2.0 * before)
-        self._seen[tokens] = seconds if before is None else before + _MEMORY * (seconds - before)
+        before, self._context = self._seen.get(tokens), float(context)
+        if before is None:
+            self._seen[tokens], self._contexts[tokens] = seconds, self._context
+        else:
+            # A pass that was disturbed from outside says nothing about its size.
+            seconds = min(seconds, 2.0 * before)
+            longer, looked = seconds - before, context - self._contexts[tokens]
+            self._apart = _CONTEXT_MEMORY * self._apart + looked * looked
+            self._together = _CONTEXT_MEMORY * self._together + looked * longer
+            self._seen[tokens] = before + _MEMORY * longer
+            self._contexts[tokens] += _MEMORY * looked
         self._learnt += 1
         if before is None or self._learnt % _REFIT == 0:
             self._costs = []
+
+    def _beside(self) -> dict[int, float]:
+        """Seconds by size, beside the newest context."""
+        each = max(self._together / self._apart, 0.0)
+        return {
+            size: max(seconds + each * (self._context - self._contexts[size]), 0.1 * seconds)
+            for size, seconds in self._seen.items()
+        }
 
     def of(self, tokens: int) -> float:
         """Once there is something `known`. No tokens count as one."""
@@ -65,28 +87,30 @@ class PassCost:
         return [self.of(tokens) for tokens in range(fewest, most + 1)]
 
     def _fit(self) -> list[float]:
-        sizes = list(self._seen)
+        seen = self._beside()
+        sizes = list(seen)
         mean_size = sum(sizes) / len(sizes)
-        mean_cost = sum(self._seen.values()) / len(sizes)
+        mean_cost = sum(seen.values()) / len(sizes)
         spread = sum((size - mean_size) ** 2 for size in sizes)
-        least = min(self._seen[size] / (1.0 + _TOKEN_SHARE * size) for size in sizes) * _TOKEN_SHARE
+        least = min(seen[size] / (1.0 + _TOKEN_SHARE * size) for size in sizes) * _TOKEN_SHARE
         slope = least
         if spread:
-            slope = sum((size - mean_size) * (self._seen[size] - mean_cost) for size in sizes) / spread
+            slope = sum((size - mean_size) * (seen[size] - mean_cost) for size in sizes) / spread
         slope = max(slope, 0.0)
         base = max(mean_cost - slope * mean_size, 0.0)
         self._line = (base, slope)
-        self._costs = self._table(max(sizes))
+        self._costs = self._table(seen)
         return self._costs
 
-    def _table(self, largest: int) -> list[float]:
+    def _table(self, seen: dict[int, float]) -> list[float]:
         """Of each size what was seen, but no more than of a larger one; in between the line, within that."""
         base, slope = self._line
+        largest = max(seen)
         costs, least = [0.0] * (largest + 1), inf
         for size in range(largest, 0, -1):
-            seen = self._seen.get(size)
-            least = least if seen is None else min(least, seen)
-            costs[size] = least if seen is not None else min(least, base + slope * size)
+            at = seen.get(size)
+            least = least if at is None else min(least, at)
+            costs[size] = least if at is not None else min(least, base + slope * size)
         costs[0] = costs[1]
         return list(accumulate(costs, max))
 
@@ -97,7 +121,6 @@ class Acceptance:
 
     hits: float = 3.0
     trials: float = 4.0
-    idle_steps: int = 0
 
     @property
     def rate(self) -> float:
@@ -111,33 +134,7 @@ class Acceptance:
 
 @dataclass(slots=True)
 class Planner:
-    """guess_s: seconds of the drafter per guess in a chain."""
-
     target: PassCost = field(default_factory=PassCost)
-    guess_s: float | None = None
-
-    def on_draft(self, depth: int, seconds: float) -> None:
-        """depth: of the deepest guess; one draft pass per level."""
-        if depth > 0 and seconds > 0.0:
-            each = seconds / depth
-            self.guess_s = each if self.guess_s is None else self.guess_s + _MEMORY * (each - self.guess_s)
-
-    def length(self, accepted: Acceptance, most: int, batch_size: int) -> int:
-        """How many guesses in a row are worth making for a request that shares its pass with `batch_size - 1`
-        others, all of which are taken to be like it."""
-        if not self.target.known or self.guess_s is None:
-            return most
-        best, best_rate, expected = 0, batch_size / self.target.of(batch_size), 1.0
-        for length in range(1, most + 1):
-            expected += accepted.rate**length
-            seconds = self.target.of(batch_size * (1 + length)) + length * self.guess_s
-            if batch_size * expected / seconds > best_rate:
-                best, best_rate = length, batch_size * expected / seconds
-        if best:
-            accepted.idle_steps = 0
-            return best
-        accepted.idle_steps += 1
-        return min(2, most) if accepted.idle_steps % _RETRY_STEPS == 0 else 0
 
     def counts(self, offers: Sequence[Sequence[float]]) -> list[int]:
         """How many of each request's guesses are worth verifying, all requests sharing one pass. offers: of

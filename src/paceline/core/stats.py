@@ -8,6 +8,20 @@ from itertools import zip_longest
 from paceline.core.token_tree import Landing
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterReport:
+    """Of one drafter, since the engine's start. num_questions: how often it was asked, and those that had an
+    answer took `seconds` in all.  calibration_error: the mean distance between the probability of acceptance
+    that its guesses were given and how often they were right; None = none could be judged.  reliability: by
+    tenths of that probability, (guesses, its mean, share that was right); empty tenths are left out."""
+
+    name: str
+    num_questions: int = 0
+    seconds: float = 0.0
+    calibration_error: float | None = None
+    reliability: tuple[tuple[int, float, float], ...] = ()
+
+
 @dataclass(slots=True)
 class SpeculationStats:
     """Of one request, or summed over many.

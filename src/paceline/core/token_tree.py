@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from itertools import accumulate
 
 ROOT = -1
 """The committed token the guesses hang below. It is no node: it has no index in the tree's lists."""
@@ -146,13 +147,28 @@ class TokenTree:
                 return
             node = self.add(node, token, score)
 
-    def merge(self, other: TokenTree) -> list[int]:
-        """Takes in another tree below the same root; equal tokens under one parent merge. Returns where each
-        of its nodes is now."""
-        place: list[int] = []
-        for token, parent, score in zip(other.tokens, other.parents, other.scores, strict=True):
-            place.append(self.add(place[parent] if parent != ROOT else ROOT, token, score))
-        return place
+    def hang_chain(self, parent: int, tokens: Sequence[int], scores: Sequence[float]) -> None:
+        """New nodes, one below the other; `parent` has no child that is equal to the first."""
+        first, count = len(self.tokens), len(tokens)
+        parents = [parent, *range(first, first + count - 1)]
+        depth = self.depth(parent)
+        self.tokens += tokens
+        self.parents += parents
+        self.depths += range(depth + 1, depth + count + 1)
+        self.scores += scores
+        self.values += list(accumulate(scores, initial=self.value(parent)))[1:]
+        self._children.update(
+            zip(zip(parents, tokens, strict=True), range(first, first + count), strict=True)
+        )
+        self._below[parent + 1].append(first)
+        self._below += [[node] for node in range(first + 1, first + count)]
+        self._below.append([])
+
+    def revalue(self) -> None:
+        """After scores were changed in place."""
+        scores, values = self.scores, self.values
+        for node, above in enumerate(self.parents):
+            values[node] = scores[node] + values[above] if above >= 0 else scores[node]
 
     def select(self, max_nodes: int, max_depth: int) -> TokenTree:
         """The best `max_nodes` nodes by value, no deeper than `max_depth`, as a tree of its own; connected

@@ -93,7 +93,7 @@ class Engine:
     @property
     def lanes(self) -> LaneStats:
         """As of this moment."""
-        return self._lanes.stats()
+        return replace(self._lanes.stats(), drafters=self.core.drafts.report())
 
     @property
     def speculation(self) -> SpeculationStats:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from paceline.config import Config, load_config, with_options
 from paceline.core.params import SamplingParams
-from paceline.core.stats import SpeculationStats
+from paceline.core.stats import DrafterReport, SpeculationStats
 from paceline.drafters.base import Drafter
 from paceline.engine.build import build
 from paceline.engine.intake import Intake, Prompt
@@ -81,6 +81,12 @@ class LLM:
     def lanes(self) -> LaneStats:
         """How target and drafter shared the time so far, and whether the drafter is there."""
         return self.engine.lanes
+
+    @property
+    def speculation_report(self) -> tuple[DrafterReport, ...]:
+        """Of each drafter, in the order they were named: how often it was asked, and how well what is said of
+        its guesses comes true."""
+        return self.engine.lanes.drafters
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation (`[{"role": ..., "content": ...}]`) up to where the answer begins.

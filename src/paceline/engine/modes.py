@@ -42,7 +42,7 @@ MODES = {
     mode.name: mode
     for mode in (
         Mode("autoregressive", "chain"),
-        Mode("serial-chain", "chain", planned=True),
+        Mode("serial-chain", "chain", num_guesses=15, planned=True),
         # SpecExec, arXiv 2406.02532: the best nodes of a tree grown before each verification.
         Mode("serial-tree", "best-first", needs_trees=True),
         # SwiftSpec, arXiv 2506.11309, as published: a persistent tree, one meeting per round.
@@ -155,6 +155,7 @@ def _check_speculation(config: Config, mode: Mode, drafters: Sequence[NamedDraft
         "prompt_lookup_branches": ("looks up no n-grams", any(kind.looks_up for kind in kinds)),
         "draft_layers": ("runs no layers of the target", any(kind.target_slots for kind in kinds)),
     }
+    _check_selector(config, mode, drafters)
     default = SpeculationConfig()
     for name in default.__struct_fields__:
         if name.startswith("suffix_"):
@@ -187,6 +188,16 @@ def _check_suffix_cache(speculation: SpeculationConfig, *, separate: bool) -> No
         )
 
 
+def _check_selector(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) -> None:
+    selector = config.speculation.selector
+    if selector == "auto" or (drafters and mode.planned and not mode.overlapped):
+        return
+    reason = "speculation.draft is none"
+    if drafters:
+        reason = f"groups.mode is {mode.name}, where nothing is selected before each verification"
+    raise ConfigError(f"speculation.selector is {selector} but {reason}: leave it out.")
+
+
 def _lookups(mode: Mode, drafters: Sequence[NamedDrafter]) -> bool:
     """Whether n-grams are: by a drafter, or by the core for a target that waits for nobody."""
     return bool(drafters) and (mode.overlapped or any(each.kind.looks_up for each in drafters))
@@ -210,7 +221,10 @@ def draft_policy(config: Config, mode: Mode, needs: tuple[DrafterNeeds, ...]) ->
     fixed = fixed or config.tree.growth == "fixed-shape"
     # Where the target waits for nobody, the request's own text fills up what the drafter leaves open.
     lookup = (speculation.prompt_lookup_min, speculation.prompt_lookup_max) if mode.overlapped else None
-    return DraftPolicy(needs, _draft_length(config, mode), lookup, mode.planned and not fixed)
+    chosen = speculation.selector
+    planned = mode.planned and (not fixed or chosen != "auto")
+    selector = "combined" if chosen == "auto" else chosen
+    return DraftPolicy(needs, _draft_length(config, mode), lookup, planned, selector)
 
 
 def most_guesses(config: Config, mode: Mode) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.stats import SpeculationStats
+from paceline.core.stats import DrafterReport, SpeculationStats
 from paceline.core.work import TokenLogprobs
 
 
@@ -67,6 +67,7 @@ class LaneStats:
     did nothing; in modes that keep guesses until they are asked for (swiftspec, discard, outcome-cache), of
     the time since it was there.  drafter_losses, drafter_joins: how often it was lost and came back.
     drafter_away: whether it is lost now; decoding goes on without it.  drafter_loss_reason: of the last loss.
+    drafters: of each, how often it was asked and how far its confidence can be trusted.
     """
 
     mode: str
@@ -82,6 +83,7 @@ class LaneStats:
     drafter_joins: int = 0
     drafter_away: bool = False
     drafter_loss_reason: str | None = None
+    drafters: tuple[DrafterReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

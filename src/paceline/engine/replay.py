@@ -145,6 +145,7 @@ def _config_to_json(config: CoreConfig) -> dict[str, Any]:
         "length": _named(config.drafting.length),
         "lookup": config.drafting.lookup,
         "planned": config.drafting.planned,
+        "selector": config.drafting.selector,
         "placement": _named(config.placement),
     }
 
@@ -161,6 +162,7 @@ def _config_from_json(entry: dict[str, Any]) -> CoreConfig:
             _chosen(entry["length"]),
             tuple(lookup) if lookup is not None else None,
             entry["planned"],
+            entry["selector"],
         ),
         placement=_chosen(entry["placement"]),
     )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.calibration import AcceptanceModel
+from paceline.core.acceptance import AcceptanceModel
 
 Truth = Callable[[float, int, int], float]
 Outcome = tuple[float, int, int, bool]

@@ -1,0 +1,129 @@
+"""What a question to a drafter takes, and at what pace a step should pay: measured, while decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.core.planner import PassCost
+
+_MEMORY = 0.98
+_DISTURBED = 3.0
+"""A question that takes so many times what was expected was disturbed from outside."""
+_REFITS = (1, 2, 3, 4, 6, 8, 12, 16)
+_REFIT = 16
+_SWEEPS = 6
+_NEWEST = 0.15
+_USUAL = 0.01
+
+
+class DraftCost:
+    """Seconds of a question = a constant, and so much per level of the deepest chain, per request, per guess
+    asked for and per token of the texts that the drafter has not read: least squares, none below 0.
+
+    What cannot be told apart from the questions that were asked counts as per level.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_s = 0.0
+        self.fixed = self.per_request = self.per_level = self.per_guess = self.per_token = 0.0
+        self._normal = [[0.0] * 5 for _ in range(5)]
+        self._seen = [0.0] * 5
+
+    @property
+    def known(self) -> bool:
+        """Whether more than the first few questions were measured, which take longer than later ones."""
+        return self.count >= 3
+
+    def of(self, requests: int, levels: int, guesses: int, unread: int) -> float:
+        return (
+            self.fixed
+            + self.per_level * levels
+            + self.per_request * requests
+            + self.per_guess * guesses
+            + self.per_token * unread
+        )
+
+    def learn(self, requests: int, levels: int, guesses: int, unread: int, seconds: float) -> None:
+        if seconds <= 0.0:
+            return
+        self.count += 1
+        self.total_s += seconds
+        memory = _MEMORY
+        if self.count > 1:
+            expected = self.of(requests, levels, guesses, unread)
+            if self.known:
+                seconds = min(seconds, _DISTURBED * expected)
+            if seconds < 0.5 * expected:
+                memory = (
+                    0.3  # no question is answered sooner than it can be: what was seen before was disturbed
+                )
+        row = (float(levels), 1.0, float(requests), float(guesses), float(unread))
+        for at, one in enumerate(row):
+            line = self._normal[at]
+            for other in range(5):
+                line[other] = memory * line[other] + one * row[other]
+            self._seen[at] = memory * self._seen[at] + one * seconds
+        if self.count in _REFITS or self.count % _REFIT == 0 or memory < _MEMORY:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Coordinate descent from the values of before."""
+        found = [self.per_level, self.fixed, self.per_request, self.per_guess, self.per_token]
+        for _ in range(_SWEEPS):
+            for at, line in enumerate(self._normal):
+                if line[at] > 0.0:
+                    rest = sum(map(float.__mul__, line, found)) - line[at] * found[at]
+                    found[at] = max(0.0, (self._seen[at] - rest) / (1.001 * line[at]))
+        self.per_level, self.fixed, self.per_request, self.per_guess, self.per_token = found
+
+
+class Pace:
+    """What a token is worth: the seconds after which the request's next ones would bring it anyway.
+
+    All tokens of a request have to come, those of slow places by slow steps. So one more is worth most where
+    steps bring few: a request's share of a step over the tokens that its last few steps brought.
+    """
+
+    def __init__(self) -> None:
+        self._stretch: float | None = (
+            None  # a step's seconds, all between two passes included, per plain pass
+        )
+        self._usual = 1.5
+        self._tokens: dict[str, float] = {}
+        self._ended: float | None = None
+
+    def on_step(self, plain_s: float, now: float) -> None:
+        """A pass over requests none of which reads its prompt is over. plain_s: of one over their roots
+        alone, 0 = not known."""
+        if self._ended is not None and now > self._ended and plain_s > 0.0:
+            stretch = (now - self._ended) / plain_s
+            if self._stretch is not None:
+                stretch = self._stretch + _NEWEST * (min(stretch, _DISTURBED * self._stretch) - self._stretch)
+            self._stretch = stretch
+        self._ended = now
+
+    def on_other(self, now: float | None) -> None:
+        """Another pass is over, or, None, nothing goes on."""
+        self._ended = now
+
+    def on_tokens(self, request_id: str, count: int) -> None:
+        before = self._tokens.get(request_id, self._usual)
+        self._tokens[request_id] = before + _NEWEST * (count - before)
+        self._usual += _USUAL * (count - self._usual)
+
+    def forget(self, request_id: str) -> None:
+        self._tokens.pop(request_id, None)
+
+    def worth(self, request_id: str, requests: int, plain_s: float) -> float:
+        """Of a token of one of so many requests, in seconds."""
+        return (self._stretch or 1.0) * plain_s / requests / self._tokens.get(request_id, self._usual)
+
+
+@dataclass(slots=True)
+class Costs:
+    """target: of passes by their tokens.  drafts: of questions, for each drafter."""
+
+    target: PassCost
+    drafts: list[DraftCost]
+    pace: Pace = field(default_factory=Pace)

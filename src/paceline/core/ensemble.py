@@ -1,0 +1,248 @@
+"""Guesses of several drafters in one tree, and how likely the target takes each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import exp
+
+from paceline.core.acceptance import Logistic, Reliability, log_odds, log_sigmoid
+from paceline.core.recent import Late, LateSlopes, Recent
+from paceline.core.token_tree import ROOT, TokenTree
+
+Guesses = tuple[Sequence[int], Sequence[int], Sequence[float]]
+"""Tokens, parents, scores."""
+_LATE = 0.5
+"""What is assumed at first of the worth of `core.recent`."""
+_CUT = -2
+"""Where a guess is that was not worth a node."""
+_JUDGED_RANKS = 4
+_LESSONS_PER_STEP = 16
+"""Requests of one step that teach the models: more of them add time, and little knowledge."""
+
+
+@dataclass(slots=True)
+class Merged:
+    """tree: its scores are estimates of acceptance.  Of each node, proposers: one bit per drafter.  raw: what
+    the first proposer says, in log-odds.  signal: the sum of what all proposers' own models make of it.
+    rank: among the siblings by the same drafter."""
+
+    tree: TokenTree = field(default_factory=TokenTree)
+    proposers: list[int] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    signal: list[float] = field(default_factory=list)
+    rank: list[int] = field(default_factory=list)
+
+    def covered(self) -> list[float]:
+        """By depth, how likely the committed token there is among the guesses."""
+        sums: list[float] = []
+        for depth, value in zip(self.tree.depths, self.tree.values, strict=True):
+            if depth > len(sums):
+                sums.append(0.0)
+            sums[depth - 1] += exp(value)
+        return sums
+
+
+class Ensemble:
+    """A model for every set of proposers, and of others who proposed something else at the same place:
+    whether drafters agree says more than what each of them says.
+
+    A node is judged once its parent is on the committed path and the token after that is committed, whether
+    it was verified or not: so nothing of what is learnt depends on what was selected.
+    """
+
+    def __init__(self, num_drafters: int) -> None:
+        self.reliability = [Reliability() for _ in range(num_drafters)]
+        self.recent = Recent(num_drafters)
+        self._alone = [Logistic() for _ in range(num_drafters)]
+        self._late = [LateSlopes(_LATE) for _ in range(num_drafters)]
+        self._joint: dict[tuple[int, int], Logistic] = {}
+        self._members = [
+            tuple(drafter for drafter in range(num_drafters) if chosen >> drafter & 1)
+            for chosen in range(1 << num_drafters)
+        ]
+        self._stride = 1
+        self._turn = 0
+
+    def take(
+        self,
+        merged: Merged,
+        request_id: str,
+        drafter: int,
+        proposal: Guesses,
+        floor: float,
+    ) -> int | None:
+        """Takes in tokens, parents and scores of one drafter. floor: log-probability of being reached below
+        which a guess gets no node. Returns the depth at which the drafter's first choices end for that
+        reason; None = they do not.
+
+        Scores that are all 0 say nothing of how sure the drafter is.
+        """
+        met = bool(merged.proposers)
+        if tuple(proposal[1]) == tuple(range(-1, len(proposal[1]) - 1)):
+            contact, cut = self._take_chain(merged, request_id, drafter, proposal, floor)
+        else:
+            contact, cut = self._take_tree(merged, request_id, drafter, proposal, floor)
+        if contact and met:
+            self._weigh_anew(merged, contact)
+        return cut
+
+    def _take_chain(
+        self, merged: Merged, request_id: str, drafter: int, proposal: Guesses, floor: float
+    ) -> tuple[list[int], int | None]:
+        """As `_take_tree`, for the usual case."""
+        tree, bit, late = merged.tree, 1 << drafter, self.recent.of(request_id)[drafter]
+        tokens, _, scores = proposal
+        slope, starts = self._alone[drafter].line()
+        mores = [self._late[drafter].odds(late, depth) for depth in (1, 2)]
+        raws = list(map(log_odds, scores)) if any(scores) else [0.0] * len(scores)
+        contact: list[int] = []
+        above, known = ROOT, 0
+        for token in tokens:  # what is there already
+            node = tree.child(above, token)
+            if node is None:
+                break
+            known += 1
+            merged.proposers[node] |= bit
+            merged.signal[node] += (
+                slope * raws[known - 1] + starts[min(known, len(starts) - 1)] + mores[known > 1]
+            )
+            contact.append(above)
+            above = node
+        signals: list[float] = []
+        new: list[float] = []
+        value, cut = tree.value(above), None
+        for depth, raw in enumerate(raws[known:], known + 1):
+            odds = slope * raw + starts[depth if depth < len(starts) else -1] + mores[depth > 1]
+            score = log_sigmoid(odds)
+            value += score
+            if value < floor:
+                cut = depth
+                break
+            signals.append(odds)
+            new.append(score)
+        if new:
+            if tree.children(above):
+                contact.append(above)
+            tree.hang_chain(above, tokens[known : known + len(new)], new)
+            merged.proposers += [bit] * len(new)
+            merged.raw += raws[known : known + len(new)]
+            merged.signal += signals
+            merged.rank += [0] * len(new)
+        return contact, cut
+
+    def _take_tree(
+        self, merged: Merged, request_id: str, drafter: int, proposal: Guesses, floor: float
+    ) -> tuple[list[int], int | None]:
+        """Returns the nodes below which drafters may have met, and where first choices were cut."""
+        tree, bit, late = merged.tree, 1 << drafter, self.recent.of(request_id)[drafter]
+        late_odds = [self._late[drafter].odds(late, depth) for depth in (1, 2)]
+        odds_of, says = self._alone[drafter].odds, any(proposal[2])
+        place: list[int] = []
+        ranks: dict[int, int] = {}
+        contact: set[int] = set()
+        cut: int | None = None
+        for token, parent, score in zip(*proposal, strict=True):
+            above = place[parent] if parent >= 0 else ROOT
+            rank = ranks.get(parent, 0)
+            ranks[parent] = rank + 1
+            if above == _CUT:
+                place.append(_CUT)
+                continue
+            depth = tree.depth(above) + 1
+            raw = log_odds(score) if says else 0.0
+            odds = odds_of(raw, rank, depth, late_odds[depth > 1])
+            node = tree.child(above, token)
+            if node is None:
+                score = log_sigmoid(odds)
+                if score + tree.value(above) < floor:
+                    place.append(_CUT)
+                    cut = depth if rank == 0 and cut is None else cut
+                    continue
+                if tree.children(above):
+                    contact.add(above)
+                node = tree.add(above, token, score)
+                merged.proposers.append(bit)
+                merged.raw.append(raw)
+                merged.signal.append(odds)
+                merged.rank.append(rank)
+            elif not merged.proposers[node] & bit:
+                merged.proposers[node] |= bit
+                merged.signal[node] += odds
+                contact.add(above)
+            place.append(node)
+        return list(contact), cut
+
+    def _weigh_anew(self, merged: Merged, contact: Iterable[int]) -> None:
+        """Scores below the nodes in `contact`, where drafters met."""
+        tree, proposers = merged.tree, merged.proposers
+        for above in contact:
+            children = tree.children(above)
+            there = 0
+            for node in children:
+                there |= proposers[node]
+            for node in children:
+                own = proposers[node]
+                if own != there or own & (own - 1):
+                    model = self._model(own, there)
+                    odds = model.odds(merged.signal[node], merged.rank[node], tree.depths[node])
+                    tree.scores[node] = log_sigmoid(odds)
+        tree.revalue()
+
+    def _model(self, own: int, there: int) -> Logistic:
+        """Of nodes by the drafters `own` beside nodes by those of `there` that are not among them."""
+        found = self._joint.get((own, there))
+        if found is None:
+            found = self._joint[own, there] = Logistic()
+        return found
+
+    def begin_step(self, num_requests: int) -> None:
+        """So many requests will be judged, of which a part teaches the models, each in its turn."""
+        self._stride = 1 + (num_requests - 1) // _LESSONS_PER_STEP
+        self._turn += 1
+
+    def judge(self, merged: Merged, request_id: str, tokens: Sequence[int]) -> None:
+        """tokens: committed below the root."""
+        self._turn += 1
+        tree, proposers = merged.tree, merged.proposers
+        lates, teaches = self.recent.of(request_id), self._turn % self._stride == 0
+        above, reached = ROOT, [0] * len(lates)
+        answered = 0
+        for depth, token in enumerate(tokens, 1):
+            children = tree.children(above)
+            there = 0
+            for node in children:
+                there |= proposers[node]
+            if depth == 1:
+                answered = there
+            below = None
+            for node in children:
+                accepted = tree.tokens[node] == token
+                below = node if accepted else below
+                self._judge_node(merged, node, there, lates, accepted=accepted, teaches=teaches)
+            if below is None:
+                break
+            for drafter in self._members[proposers[below]]:
+                reached[drafter] += reached[drafter] == depth - 1
+            above = below
+        counts = [count if answered >> drafter & 1 else None for drafter, count in enumerate(reached)]
+        self.recent.count(request_id, counts)
+
+    def _judge_node(
+        self, merged: Merged, node: int, there: int, lates: Sequence[Late], *, accepted: bool, teaches: bool
+    ) -> None:
+        rank = merged.rank[node]
+        if rank >= _JUDGED_RANKS:
+            return
+        members = self._members[merged.proposers[node]]
+        probability = exp(merged.tree.scores[node])
+        for drafter in members:
+            self.reliability[drafter].count(probability, accepted=accepted)
+        if not teaches:
+            return
+        error, depth = accepted - probability, merged.tree.depths[node]
+        if merged.proposers[node] == there and len(members) == 1:
+            self._alone[members[0]].update(merged.raw[node], rank, depth, error)
+            self._late[members[0]].update(lates[members[0]], depth, error)
+        else:
+            self._model(merged.proposers[node], there).update(merged.signal[node], rank, depth, error)

@@ -1,0 +1,105 @@
+"""How far a drafter's guesses would be right, and how much of that the guesses there are would not be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+
+from paceline.core.ensemble import Merged
+from paceline.core.recent import Late, LateSlopes
+from paceline.core.token_tree import ROOT
+
+_DEPTHS = 24
+_MEMORY = 0.99
+_TRUST = 4.0
+"""Outcomes that what is assumed at first counts for."""
+_LATE = 0.5
+"""What is assumed at first of the worth of `core.recent`."""
+
+
+class Rate:
+    """Share of right ones, of the newest hundred or so."""
+
+    __slots__ = ("_hits", "_trials", "value")
+
+    def __init__(self, first: float) -> None:
+        self._hits, self._trials, self.value = first * _TRUST, _TRUST, first
+
+    def count(self, *, right: bool) -> None:
+        self._hits = _MEMORY * self._hits + right
+        self._trials = _MEMORY * self._trials + 1.0
+        self.value = min(max(self._hits / self._trials, 0.01), 0.99)
+
+    def fade(self) -> None:
+        """What was seen is old."""
+        self._hits *= 0.5
+        self._trials *= 0.5
+
+
+class Survival:
+    """Of one drafter, at a place that its guesses reached. alone: right, by depth, where no other drafter has
+    a guess; beside: where another has and is right; instead: where another has and is wrong. Only uncensored
+    outcomes count: places on the committed path that are no deeper than it was asked for."""
+
+    def __init__(self) -> None:
+        self._alone = [Rate(0.6) for _ in range(_DEPTHS)]
+        self._beside = Rate(0.75)
+        self._instead = Rate(0.3)
+        self._late = LateSlopes(_LATE)
+
+    def gains(self, covered: Sequence[float], most: int, least: float, late: Late) -> list[float]:
+        """By depth, the probability that the committed token is the drafter's and nobody else's; up to `most`
+        deep and not below `least`. covered: the same of those who answered before, whose guesses there are.
+
+        late: how the drafter did on the request of late (`core.recent`).
+        """
+        factors = exp(self._late.odds(late, 1)), exp(self._late.odds(late, 2))
+        both, alone = (1.0, 0.0) if covered else (0.0, 1.0)
+        before, gains = 1.0, []
+        for depth in range(min(most, _DEPTHS)):
+            rate, factor = self._alone[depth].value, factors[depth > 0]
+            rate = rate * factor / (1.0 - rate + rate * factor)
+            if both > 0.0 and depth < len(covered):
+                theirs = min(covered[depth] / before, 1.0) if before > 0.0 else 0.0
+                alone = alone * rate + both * (1.0 - theirs) * _shifted(self._instead.value, factor)
+                both *= theirs * _shifted(self._beside.value, factor)
+                before = covered[depth]
+            else:
+                alone, both = (alone + both) * rate, 0.0
+            if alone < least and both < least:
+                break
+            gains.append(alone)
+        return gains
+
+    def fade(self) -> None:
+        """What was seen is old: what comes counts for more."""
+        for rate in (*self._alone, self._beside, self._instead):
+            rate.fade()
+
+    def learn(self, merged: Merged, drafter: int, earlier: int, tokens: Sequence[int], late: Late) -> None:
+        """earlier: one bit for each who answered before.  tokens: committed below the root, as deep as was
+        asked for at most."""
+        tree, proposers, bit = merged.tree, merged.proposers, 1 << drafter
+        above, learns = ROOT, any(late)
+        for depth, token in enumerate(tokens[:_DEPTHS]):
+            below = tree.child(above, token)
+            there = proposers[below] if below is not None else 0
+            right = there & bit != 0
+            if there & earlier:
+                rate = self._beside
+            elif any(proposers[node] & earlier for node in tree.children(above)):
+                rate = self._instead
+            else:
+                rate = self._alone[depth]
+            if learns:
+                chance = _shifted(rate.value, exp(self._late.odds(late, depth + 1)))
+                self._late.update(late, depth + 1, right - chance)
+            rate.count(right=right)
+            if below is None or not right:
+                return
+            above = below
+
+
+def _shifted(rate: float, factor: float) -> float:
+    """The probability whose odds are `factor` times those of `rate`."""
+    return rate * factor / (1.0 - rate + rate * factor)
