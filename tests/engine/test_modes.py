@@ -265,3 +265,35 @@ def test_no_number_of_passes_ahead_is_the_defaults(passes: int) -> None:
 def test_without_a_drafter_nothing_runs_beside_the_target(options: dict[str, Any], cause: str) -> None:
     with pytest.raises(ConfigError, match=cause):
         mode_of(config(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "planned", "selector", "most"),
+    [
+        ({}, True, "combined", 15),
+        ({"num_speculative_tokens": 5}, False, "combined", 5),
+        ({"selector": "reactive"}, True, "reactive", 15),
+        ({"selector": "combined", "num_speculative_tokens": 5}, True, "combined", 5),
+        ({"selector": "everyone", "num_speculative_tokens": 5}, True, "everyone", 5),
+    ],
+    ids=str,
+)
+def test_a_selector_decides_within_the_number_of_guesses(
+    options: dict[str, Any], planned: bool, selector: str, most: int
+) -> None:
+    policy = draft_policy(config(**options), MODES["serial-chain"], (NEEDS, NEEDS))
+    assert (policy.planned, policy.selector, policy.length.wanted(1)) == (planned, selector, most)
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"draft": "none"}, "speculation.draft is none"),
+        ({"draft": "embedded", "mode": "overlapped"}, "groups.mode is overlapped"),
+        ({"draft": "embedded", "mode": "serial-tree"}, "groups.mode is serial-tree"),
+    ],
+    ids=str,
+)
+def test_a_selector_where_nothing_is_selected_is_refused(options: dict[str, Any], cause: str) -> None:
+    with pytest.raises(ConfigError, match=f"selector is bandit but {cause}.*leave it out"):
+        mode_of(config(selector="bandit", **options))

@@ -61,3 +61,29 @@ def test_other_work_than_recorded_is_an_error(log: Path, tmp_path: Path) -> None
 def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot read the event log"):
         replay(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("selector", ["combined", "bandit"])
+def test_several_drafters_replay_and_are_reported(tmp_path: Path, selector: str) -> None:
+    path, model = tmp_path / "events.jsonl", write_random(tmp_path / "model")
+    options = {"draft": "ngram+suffix", "selector": selector, "record": path}
+    prompts = [[5, 6, 7, 5, 6, 7, 5], [8, 9, 8, 9, 8]]
+    params = SamplingParams(max_tokens=40)
+    with LLM(model, **options, **ENGINE) as llm:
+        outputs = llm.generate(prompts, params)
+        report = llm.speculation_report
+        assert llm.lanes.drafters == report
+    with LLM(model, draft="none", **ENGINE) as plain:
+        assert [each.token_ids for each in plain.generate(prompts, params)] == [
+            each.token_ids for each in outputs
+        ]
+    assert replay(path) > 4
+    assert [each.name for each in report] == ["ngram", "suffix"]
+    assert sum(each.num_questions for each in report) > 0
+    judged = [each for each in report if each.reliability]
+    assert judged
+    for each in judged:
+        assert 0.0 <= (each.calibration_error or 0.0) <= 1.0
+        assert all(
+            count > 0 and 0.0 <= said <= 1.0 and 0.0 <= seen <= 1.0 for count, said, seen in each.reliability
+        )
