@@ -78,6 +78,7 @@ def test_json_is_one_object_with_the_documented_keys(run: Run) -> None:
             "drafter_joins": 0,
             "drafter_away": False,
             "drafter_loss_reason": None,
+            "drafters": [],
         },
         "model": "embedded",
         "seed": 77,
