@@ -22,6 +22,7 @@ from paceline.train.capture import capture
 from paceline.train.checkpoint import write_head
 from paceline.train.head_shape import head_shape
 from paceline.train.recipe import Recipe
+from paceline.train.start import STARTS
 from paceline.train.store import FeatureStore
 from paceline.train.trainer import Data, Report, Trainer, learning_rate
 from paceline.train.unroll import Continue, HeadPass
@@ -92,6 +93,17 @@ def test_a_trained_head_beats_the_untrained(world: World, tmp_path: Path, start:
     before = trainer.evaluate()["acceptance"]["all"]["k3"]
     trainer.run()
     assert trainer.evaluate()["acceptance"]["all"]["k3"] > before + 0.5
+
+
+def test_the_fit_is_a_head_already(world: World, tmp_path: Path) -> None:
+    """Untrained, it agrees with the target more than the other starts."""
+    batch = packed(world.store, world.data(RECIPE).training)
+    shares = {}
+    for start in STARTS:
+        recipe = dataclasses.replace(RECIPE, start=start)  # type: ignore[arg-type]
+        alphas = world.trainer(tmp_path / start, recipe).loss(batch, 0, 1)[1]
+        shares[start] = float(alphas[0].mean())
+    assert shares["fit"] > 1.2 * max(shares["target"], shares["random"]), shares
 
 
 def test_resumed_is_the_same_as_uninterrupted(world: World, tmp_path: Path) -> None:

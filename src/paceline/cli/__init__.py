@@ -18,6 +18,7 @@ _COMMANDS = {
     "chat": "Talk with the model.",
     "draft": "Draft for an engine on another host.",
     "train": "Train a draft head for a model.",
+    "explain-acceptance": "Find out why a draft head's guesses are not accepted.",
     "version": "Print the version.",
 }
 
@@ -35,7 +36,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"paceline.cli.{cmd_name}").command
+        command: click.Command = import_module(f"paceline.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -122,10 +122,17 @@ def eagle3(**values: Any) -> None:
     places = Places(out, values["answers"] or out / "answers.jsonl", values["features"] or out / "features")
     prompts = _prompts(values, places) if "answers" in stages else []
     layers = _layers(values["capture"])
-    setup = _setup(values)
+    setup = setup_of(values)
     torch.set_num_threads(setup.group.threads)
     if prompts or ("answers" in stages and values["invent"]):
-        answer_stage(setup, lambda: _engine(setup, values), prompts, places, _plan(values), quiet=quiet)
+        answer_stage(
+            setup,
+            lambda: engine_of(setup, values["max_num_seqs"]),
+            prompts,
+            places,
+            _plan(values),
+            quiet=quiet,
+        )
     if "capture" in stages:
         capture_stage(setup, places, layers, recipe.longest, quiet=quiet)
     if "train" in stages:
@@ -162,7 +169,8 @@ def _plan(values: dict[str, Any]) -> Any:
     return AnswerPlan(**_given(values, named), invented=values["invent"] or 0)
 
 
-def _setup(values: dict[str, Any]) -> ModelSetup:
+def setup_of(values: dict[str, Any]) -> ModelSetup:
+    """Of --target, --dtype, --device and --threads. Raises ConfigError for what this machine cannot hold."""
     from paceline.engine.device_groups import DeviceGroup
     from paceline.engine.machine import num_threads, resolve_device, resolve_precision
     from paceline.engine.model_setup import ModelSetup
@@ -178,7 +186,8 @@ def _setup(values: dict[str, Any]) -> ModelSetup:
     return setup
 
 
-def _engine(setup: ModelSetup, values: dict[str, Any]) -> LLM:
+def engine_of(setup: ModelSetup, max_num_seqs: int) -> LLM:
+    """A model of that setup that drafts nothing."""
     from paceline.engine.llm import LLM
 
     return LLM(
@@ -187,7 +196,7 @@ def _engine(setup: ModelSetup, values: dict[str, Any]) -> LLM:
         dtype=setup.precision,
         device=setup.device,
         threads=setup.group.threads,
-        max_num_seqs=values["max_num_seqs"],
+        max_num_seqs=max_num_seqs,
     )
 
 

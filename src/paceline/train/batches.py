@@ -100,12 +100,15 @@ def packed(store: FeatureStore, sequences: Sequence[StoredSequence]) -> Batch:
 
 
 def sample_pairs(store: FeatureStore, sequences: Sequence[StoredSequence], most: int, seed: int) -> Sample:
-    """About `most` pairs from whole answers, drawn by the seed."""
-    features, finals = [], []
+    """About `most` neighbouring positions from whole answers, drawn by the seed."""
+    features, finals, tokens, following = [], [], [], []
     for one in next(epoch(sequences, most, seed)):
-        features.append(store.features[one.start + one.prompt_length - 1 : one.start + one.length - 2])
-        finals.append(store.finals[one.answer_start + 1 : one.answer_start + one.answer_length])
-    return Sample(torch.cat(features), torch.cat(finals))
+        first, count = one.start + one.prompt_length - 1, one.answer_length - 1
+        features.append(store.features[first : first + count])
+        tokens.append(store.tokens[first + 1 : first + 1 + count].long())
+        finals.append(store.finals[one.answer_start : one.answer_start + count])
+        following.append(store.finals[one.answer_start + 1 : one.answer_start + 1 + count])
+    return Sample(torch.cat(features), torch.cat(finals), torch.cat(tokens), torch.cat(following))
 
 
 def epoch(sequences: Sequence[StoredSequence], tokens: int, seed: int) -> Iterator[list[StoredSequence]]:

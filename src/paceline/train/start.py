@@ -15,18 +15,27 @@ Start = Literal["fit", "target", "random"]
 STARTS: tuple[str, ...] = get_args(Start)
 
 _RIDGE = 0.01
-"""Of the features' own variance."""
+"""Of the inputs' own variance."""
 
 _LARGEST_GAIN = 10.0
+
+_NEAR = 6
+"""Fast rotary pairs of a head that turn its attention to the place itself."""
+
+_NEARNESS = 6.0
+"""Their part of a query and of a key; the square of it over sqrt(head_dim), times _NEAR, is the score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Pairs from the captured data. features: `[N, captured, hidden]` of a position, finals: `[N, hidden]`
-    the target's last residual at the position after it, which is what a head is to foresee."""
+    """Neighbouring positions from the captured data. features: `[N, captured, hidden]` of a position. finals:
+    `[N, hidden]`, the target's last residual there. tokens: `[N]`, the token after it. following:
+    `[N, hidden]`, the last residual at that token."""
 
     features: Tensor
     finals: Tensor
+    tokens: Tensor
+    following: Tensor
 
 
 def start_parameters(
@@ -39,9 +48,11 @@ def start_parameters(
 
     random: normal with deviation 0.02, norms one.
     target: where shapes allow, the target's last layer; the fused feature is the last captured one and noise.
-    fit: norms that bring every dimension of the features to the same scale (targets have some a hundred times
-        as large as others), and of them the linear map that foresees the last residual best (ridge
-        regression); the layer starts as nothing added to it.
+    fit: a linear head, by ridge regression. The fused feature is the best guess of the target's last residual
+        at its position, and what the attention adds to it the best guess of the step from there to the next
+        position's, given the token: so the head's own output means what it was fed, step after step. Norms
+        bring every dimension of the features to the same scale (targets have some a hundred times as large
+        as others).
     """
     generator = torch.Generator().manual_seed(seed)
     parameters = {
@@ -54,27 +65,62 @@ def start_parameters(
     if start == "target":
         _from_last_layer(parameters, shape, weights)
     elif start == "fit":
-        _fitted(parameters, shape, sample)
+        _fitted(parameters, shape, weights, sample)
     return parameters
 
 
-def _fitted(parameters: Parameters, shape: HeadShape, sample: Sample) -> None:
+def _fitted(parameters: Parameters, shape: HeadShape, weights: DecoderWeights, sample: Sample) -> None:
+    norm, ones = parameters["norm.weight"], torch.ones(shape.hidden_size)
+    now, then = (_normed(x.float(), norm, shape) for x in (sample.finals, sample.following))
+    # The stream holds what the output matrix reads, evened out: the final norm's weight is in it already.
+    scale = now.square().mean().sqrt()
+    now, then = now / scale, then / scale
+    parameters["norm.weight"] = ones * scale
     features = sample.features.float()
     if shape.fc_norm:
-        features = torch.nn.functional.rms_norm(features, features.shape[-1:], eps=shape.norm_eps)
+        features = _normed(features, ones, shape)
         for place in range(features.shape[1]):
             gain = _gain(features[:, place])
             parameters[f"fc_norm.{place}.weight"] = gain
             features[:, place] *= gain
-    finals = sample.finals.float()
-    finals = finals / finals.square().mean().sqrt()
-    parameters["fc.weight"] = _ridge(features.flatten(1), finals).t().contiguous()
-    parameters["midlayer.hidden_norm.weight"] = _gain(finals)
+    parameters["fc.weight"] = _ridge(features.flatten(1), now).t().contiguous()
     for name, matrix in parameters.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            matrix *= 0.1
-        elif name.startswith("midlayer.") and matrix.dim() == 2:
+        if name.startswith("midlayer.") and matrix.dim() == 2:
             matrix *= matrix.shape[1] ** -0.5 / 0.02
+    parameters["midlayer.mlp.down_proj.weight"] *= 0.1
+    embedded = _normed(weights.embed[sample.tokens].float(), ones, shape)
+    _step_by_value(parameters, shape, torch.cat([embedded, now], dim=1), then - now)
+
+
+def _step_by_value(parameters: Parameters, shape: HeadShape, x: Tensor, step: Tensor) -> None:
+    """Values and output matrix such that a place which attends to itself adds the linear guess of `step` from
+    what the attention reads, `x` `[N, 2 hidden]`; one head of each group, of as high a rank as fits. Queries
+    and keys of these heads begin as a constant in their fastest rotary pairs, which is largest at distance 0:
+    the part of `x` that is the same everywhere."""
+    deviation = x.std(0).clamp(min=1e-6)
+    inward, strength, outward = torch.linalg.svd(deviation[:, None] * _ridge(x, step), full_matrices=False)
+    dim, d, prefix = shape.head_dim, shape.hidden_size, "midlayer.self_attn."
+    mean = x[:, d:].mean(0)
+    always = mean / mean.square().sum()
+    q, k, v, o = (parameters[f"{prefix}{name}_proj.weight"] for name in "qkvo")
+    q *= 0.3
+    k *= 0.3
+    o *= 0.1
+    near = min(_NEAR, dim // 2)
+    for group in range(min(shape.num_kv_heads, len(strength) // dim)):
+        key = group * dim
+        query = key * (shape.num_heads // shape.num_kv_heads)
+        part = slice(key, key + dim)
+        root = strength[part].sqrt()
+        v[part] = (inward[:, part] * root / deviation[:, None]).t()
+        o[:, query : query + dim] = (root[:, None] * outward[part]).t()
+        for matrix, first in ((q, query), (k, key)):
+            matrix[first : first + near, d:] = _NEARNESS * always
+            matrix[first : first + near, :d] = 0.0
+
+
+def _normed(x: Tensor, weight: Tensor, shape: HeadShape) -> Tensor:
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, shape.norm_eps)
 
 
 def _gain(x: Tensor) -> Tensor:
