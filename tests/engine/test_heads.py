@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from paceline import LLM, SamplingParams
 from paceline.core.stats import SpeculationStats
@@ -13,18 +14,19 @@ from paceline.errors import ConfigError, ModelError
 from tests.cases.lab import assert_no_slot_lost, random_prompt
 from tests.loading.heads import LAYERS, eagle, write_head
 from tests.loading.mtp import modules, write_target
-from tests.tiny import ENGINE, write_random
+from tests.models.heads import make_head_spec, make_head_weights
+from tests.tiny import ENGINE, successor_logits, write_markov, write_random
 
 SHARED = [7, 8, 9, 10, 11, 12, 13, 14]
 PROMPTS = [[5], random_prompt(1, 40), SHARED + random_prompt(2, 5), SHARED + random_prompt(3, 30)]
 PARAMS = [
-    [SamplingParams(max_tokens=30) for _ in PROMPTS],
-    [SamplingParams(max_tokens=30, temperature=0.8, seed=seed) for seed in range(4)],
+    [SamplingParams(max_tokens=20) for _ in PROMPTS],
+    [SamplingParams(max_tokens=20, temperature=0.8, seed=seed) for seed in range(4)],
     [
-        SamplingParams(max_tokens=30, temperature=0.8, seed=9, top_k=40, repetition_penalty=1.2),
-        SamplingParams(max_tokens=30, temperature=0.0, frequency_penalty=0.5),
-        SamplingParams(max_tokens=30, temperature=1.5, seed=3, logit_bias={9: 3.0}),
-        SamplingParams(max_tokens=30, num_speculative_tokens=0),
+        SamplingParams(max_tokens=20, temperature=0.8, seed=9, top_k=40, repetition_penalty=1.2),
+        SamplingParams(max_tokens=20, temperature=0.0, frequency_penalty=0.5),
+        SamplingParams(max_tokens=20, temperature=1.5, seed=3, logit_bias={9: 3.0}),
+        SamplingParams(max_tokens=20, num_speculative_tokens=0),
     ],
 ]
 
@@ -58,7 +60,51 @@ def plain(target: Path) -> list[list[list[int]]]:
     return decoded(target, "float32")
 
 
-def check(plain: list[list[list[int]]], llm: LLM) -> SpeculationStats:
+@pytest.fixture(scope="module")
+def cycle(folder: Path) -> tuple[Path, Path]:
+    """A target whose next token is a function of the last, and a head that knows it: the feature is the
+    token at its position, `fc` makes the next one of it, and the block the one after."""
+    size = 12
+    after = {token: (5 * token + 3) % size for token in range(size)}
+    target = write_markov(folder / "markov", successor_logits(size, after, 0))
+    sizes = {"hidden_size": size, "intermediate_size": size, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8}
+    weights = make_head_weights(
+        make_head_spec(
+            **sizes,
+            capture=(0,),
+            target_hidden_size=size,
+            vocab_size=size,
+            draft_vocab_size=size,
+            norm_output=True,
+        )
+    )
+    step, layer = torch.zeros(size, size), weights.modules[0].layer
+    step[list(after.values()), list(after)] = 1.0
+    weights.fc, weights.lm_head = step, 5.0 * torch.eye(size)
+    layer.o, layer.gate, layer.up, layer.down = (
+        torch.zeros(size, 8),
+        torch.eye(size),
+        torch.eye(size),
+        100 * step,
+    )
+    for name in ("attn_norm", "mlp_norm"):
+        setattr(layer, name, torch.ones(size))
+    weights.modules[0].norm = torch.ones(size)
+    config = {
+        "hidden_size": size,
+        "intermediate_size": size,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "vocab_size": size,
+        "draft_vocab_size": size,
+        "norm_output": True,
+        "eagle_aux_hidden_state_layer_ids": [0],
+    }
+    return target, write_head(folder / "knowing", "original", weights, **config)
+
+
+def check(plain: list[list[list[int]]], llm: LLM, *, accepts: bool = True) -> SpeculationStats:
     """All at once, and one at a time; what was speculated."""
     for params, expected in zip(PARAMS, plain, strict=True):
         together = llm.generate(PROMPTS, params)
@@ -68,7 +114,10 @@ def check(plain: list[list[list[int]]], llm: LLM) -> SpeculationStats:
             assert alone.token_ids == expected[at]
     assert_no_slot_lost(llm)
     assert llm.speculation.num_failed_drafts == 0
-    assert llm.speculation.num_accepted_tokens > 0, "without guesses that count equality would prove little"
+    if accepts:
+        assert llm.speculation.num_accepted_tokens > 0, (
+            "without guesses that count equality would prove little"
+        )
     return llm.speculation
 
 
@@ -102,6 +151,37 @@ def test_in_turn_under_every_condition(
         plain = decoded(target, options["dtype"])
     with LLM(target, **merged) as llm:
         check(plain, llm)
+
+
+@pytest.mark.parametrize("mode", ["overlapped", "swiftspec"])
+@pytest.mark.parametrize("growth", ["auto", "chain", "layers"])
+def test_at_the_same_time(
+    target: Path, head: Path, plain: list[list[list[int]]], mode: str, growth: str
+) -> None:
+    with LLM(target, draft=head, mode=mode, growth=growth, max_num_seqs=4, **ENGINE) as llm:
+        check(plain, llm, accepts=False)  # at random, nothing may be
+        assert llm.speculation.num_drafted_nodes > 0
+        assert not llm.lanes.drafter_losses
+
+
+@pytest.mark.parametrize("mode", ["serial-chain", "serial-tree", "overlapped", "swiftspec", "discard"])
+def test_a_head_that_knows_the_target_is_believed(cycle: tuple[Path, Path], mode: str) -> None:
+    """It sees the token that a feature stands for, and nothing else: without features, or with another
+    position's, it guesses wrong."""
+    target, head = cycle
+    prompts = [[1, 4, 9], [2, 2, 7, 5, 5, 11], [3]]
+    params = SamplingParams(max_tokens=60)
+    with LLM(target, draft="none", **ENGINE) as llm:
+        expected = [output.token_ids for output in llm.generate(prompts, params)]
+    with LLM(target, draft=head, mode=mode, num_speculative_tokens=4, **ENGINE) as llm:
+        outputs = llm.generate(prompts, params)
+        assert [output.token_ids for output in outputs] == expected
+        stats = llm.speculation
+    if mode in ("serial-chain", "serial-tree"):
+        assert all(output.speculation.mean_acceptance_length > 4.2 for output in outputs)
+    assert stats.num_accepted_tokens > 0.9 * stats.num_draft_tokens / (8 if mode != "serial-chain" else 1)
+    assert stats.mean_acceptance_length is not None
+    assert stats.mean_acceptance_length > 1.5
 
 
 def test_a_head_of_the_whole_vocabulary_and_of_31(target: Path, tmp_path: Path, plain: Any) -> None:

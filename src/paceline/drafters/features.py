@@ -31,3 +31,51 @@ class FeatureColumns:
 
     def features(self, request_id: str, start: int, end: int) -> Tensor:
         return self._source.features(request_id, start, end)[:, self._columns]
+
+
+class ReceivedFeatures:
+    """What came of the target's process so far, of each request that was announced: kept as long as the
+    request, since a drafter that loses its KV to another request reads it again."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, _Received] = {}
+
+    def take(self, request_id: str, generation: int, start: int, features: Tensor) -> None:
+        """features: of positions from `start` on. generation: of the announcement; a new one begins anew.
+
+        Raises ValueError where they do not follow those of before.
+        """
+        known = self._of.get(request_id)
+        if known is None or known.generation != generation:
+            known = self._of[request_id] = _Received(generation, features[:0])
+        if start != known.length:
+            raise ValueError(f"features start at {start}, expected {known.length}")
+        known.append(features)
+
+    def forget(self, request_id: str, generation: int) -> None:
+        known = self._of.get(request_id)
+        if known is not None and known.generation == generation:
+            del self._of[request_id]
+
+    def computed(self, request_id: str) -> int:
+        known = self._of.get(request_id)
+        return known.length if known is not None else 0
+
+    def features(self, request_id: str, start: int, end: int) -> Tensor:
+        return self._of[request_id].buffer[start:end]
+
+
+class _Received:
+    """buffer: with room for more than the first `length` positions."""
+
+    def __init__(self, generation: int, buffer: Tensor) -> None:
+        self.generation, self.buffer, self.length = generation, buffer, 0
+
+    def append(self, features: Tensor) -> None:
+        end = self.length + len(features)
+        if end > len(self.buffer):
+            grown = features.new_empty((max(end, 2 * len(self.buffer)), *features.shape[1:]))
+            grown[: self.length] = self.buffer[: self.length]
+            self.buffer = grown
+        self.buffer[self.length : end] = features
+        self.length = end

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.growth import DraftTree, GrowthRule
@@ -16,6 +16,11 @@ from paceline.core.planner import PassCost
 from paceline.core.prefix_cache import CacheNode
 from paceline.core.token_tree import ROOT
 from paceline.core.work import DraftItem, DraftNodes, Proposal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.drafters.features import ReceivedFeatures
 
 _ANY_DEPTH = 2**30
 
@@ -109,6 +114,7 @@ class TreeDrafter:
     when the rule is done (SwiftSpec, Algorithm 1).  pass_leaves: most leaves one pass expands, over all
     requests.  most_nodes: most nodes computed per request, the others being leaves, unless more are asked
     for.  thrifty: a pass takes no more leaves than pay for themselves, instead of all that the rule wants.
+    received: where a target in another process sends its hidden states to, which the model reads.
     """
 
     def __init__(
@@ -121,6 +127,7 @@ class TreeDrafter:
         pass_leaves: int = 64,
         most_nodes: int = 128,
         thrifty: bool = False,
+        received: ReceivedFeatures | None = None,
     ) -> None:
         self.needs = model.needs
         self._model = model
@@ -130,6 +137,7 @@ class TreeDrafter:
         self._pass_leaves = pass_leaves
         self._most_nodes = most_nodes
         self._thrifty = thrifty
+        self._received = received
         self._cost = PassCost()
         self._sequences: dict[str, DraftSequence] = {}
         self._clock = 0
@@ -159,6 +167,12 @@ class TreeDrafter:
             sequence = self._sequences.pop(request_id, None)
             if sequence is not None:
                 self._model.forget(sequence)
+                if self._received is not None:
+                    self._received.forget(request_id, sequence.generation)
+
+    def take_features(self, request_id: str, generation: int, start: int, features: Tensor) -> None:
+        if self._received is not None:
+            self._received.take(request_id, generation, start, features)
 
     def work_ahead(self) -> list[DraftNodes] | None:
         # Below a root that is closed nothing can grow: reading its text would only take room from others.

@@ -17,6 +17,7 @@ from paceline.engine.disaggregated import DisaggregatedExecutor
 from paceline.engine.draft_group import DraftGroup
 from paceline.engine.engine import About, Engine
 from paceline.engine.executor import Executor, LocalExecutor, Target
+from paceline.engine.feature_feed import FeatureFeed
 from paceline.engine.modes import Mode, draft_policy
 from paceline.engine.replay import EventLog
 from paceline.loading.tokenizer import Tokenizer
@@ -24,11 +25,13 @@ from paceline.loading.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The drafters, here, or one in a process of its own; neither = there is none. group_needs: of that."""
+    """The drafters, here, or one in a process of its own; neither = there is none. group_needs: of that.
+    feed: the hidden states that it reads."""
 
     drafters: tuple[Drafter, ...] = ()
     group: DraftGroup | None = None
     group_needs: DrafterNeeds | None = None
+    feed: FeatureFeed | None = None
 
     @property
     def needs(self) -> tuple[DrafterNeeds, ...]:
@@ -83,7 +86,7 @@ def assembled(parts: Parts) -> Engine:
     )
     executor: Executor
     if parts.separate:
-        executor = DisaggregatedExecutor(parts.target, draft.group, parts.events)
+        executor = DisaggregatedExecutor(parts.target, draft.group, parts.events, draft.feed)
     else:
         executor = LocalExecutor(parts.target, draft.drafters)
     stats = draft.group.stats if draft.group is not None else None

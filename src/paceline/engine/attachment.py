@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.core.work import AdvanceDrafts, DraftDone, GrowDrafts, Release
 from paceline.engine.channel import Address, Context, Line, Outlet
-from paceline.engine.draft_messages import MOST_ALLOWED_S, Beat, Codec, Ping
+from paceline.engine.draft_messages import MOST_ALLOWED_S, Beat, Codec, Ping, TargetFeatures
 
 _PING_S = 0.5
 _DEAF_BEATS = 20
@@ -55,7 +55,7 @@ class Attachment:
 
     # ------------------------------------------------------------ the engine's thread
 
-    def submit(self, work: GrowDrafts | AdvanceDrafts | Release) -> bool:
+    def submit(self, work: GrowDrafts | AdvanceDrafts | Release | TargetFeatures) -> bool:
         """False when it could not be sent: the next packet shows by its number that one is missing, which
         ends the attachment."""
         assert self._outlet is not None

@@ -13,6 +13,7 @@ from paceline.config import Config, GroupsConfig, SpeculationConfig
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
+from paceline.drafters.features import ReceivedFeatures
 from paceline.drafters.registry import drafters_of
 from paceline.engine.assembly import Draft, Parts, assembled, runs_apart
 from paceline.engine.attachment import Patience
@@ -23,6 +24,7 @@ from paceline.engine.draft_host import DraftHost, LocalHost, RemoteHost
 from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
 from paceline.engine.drafting import TargetTerms, all_captured, check_place, chosen_drafters
 from paceline.engine.engine import Engine
+from paceline.engine.feature_feed import FeatureFeed
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup, limits_of
 from paceline.engine.modes import Mode, ahead_passes, mode_of
@@ -76,7 +78,8 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         if names and separate:
             group = _draft_group(config, mode, model, limits, draft_group, events)
             on_failure.callback(group.close)
-            draft = Draft(group=group, group_needs=group.start())
+            feed = FeatureFeed(executor.view) if capture else None
+            draft = Draft(group=group, group_needs=group.start(), feed=feed)
         elif names:
             terms = _terms(model, executor.view)
             made = [drafter] if drafter else [each.make(config, mode, limits, terms) for each in chosen]
@@ -119,7 +122,8 @@ def build_drafter(spec: DraftGroupSpec) -> Drafter:
     names = drafters_of(config)
     check_place(names, separate=True)
     (chosen,) = chosen_drafters(config, names, device, group)
-    terms = TargetTerms(spec.target_vocab_size, spec.eos_token_ids)
+    received = ReceivedFeatures() if chosen.capture else None
+    terms = TargetTerms(spec.target_vocab_size, spec.eos_token_ids, received=received)
     return chosen.make(config, mode_of(config), chosen.affordable(spec.limits), terms)
 
 

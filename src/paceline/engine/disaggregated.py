@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -26,7 +27,9 @@ from paceline.core.work import (
 )
 from paceline.engine import quiet_process
 from paceline.engine.draft_group import DraftGroup
+from paceline.engine.draft_messages import TargetFeatures
 from paceline.engine.executor import Target
+from paceline.engine.feature_feed import FeatureFeed
 from paceline.execution import interrupts
 
 _LOOK_S = 0.1
@@ -41,17 +44,25 @@ class _Raised:
 
 
 class DisaggregatedExecutor:
-    """Takes over `group`, which was started with `events`; None = there is no drafter.
+    """Takes over `group`, which was started with `events`; None = there is no drafter. feed: hidden states of
+    the target's that the drafter reads.
 
     Work for the drafter is on its way when `submit` returns; work for the target begins with the next
     moment its thread is free. Of two passes submitted, the first is over before the second begins, so
     that slots may be given away while a pass that was given up still runs.
     """
 
-    def __init__(self, target: Target, group: DraftGroup | None, events: SimpleQueue[Any]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        group: DraftGroup | None,
+        events: SimpleQueue[Any],
+        feed: FeatureFeed | None = None,
+    ) -> None:
         self._target = target
         self._group = group
         self._events = events
+        self._feed = feed
         self._work: SimpleQueue[RunTarget | Release | None] = SimpleQueue()
         self._running: set[int] = set()  # steps submitted, neither answered nor given up
         self._round: int | None = None  # the same, of a round of guesses
@@ -83,11 +94,21 @@ class DisaggregatedExecutor:
                 self._work.put(work)
 
     def _tell_drafter(self, work: GrowDrafts | AdvanceDrafts | Release) -> None:
+        if isinstance(work, Release):
+            if self._feed is not None:
+                self._feed.forget(work.request_ids)
+        elif self._feed is not None:
+            self._send(self._feed.before(work))
         sent = self._group is not None and self._group.submit(work)
         if isinstance(work, GrowDrafts):
             self._round = work.round
             if not sent:  # the core may not have heard yet that nobody is there
                 self._events.put(DraftDone(work.round, (), drafter=work.drafter))
+
+    def _send(self, features: Iterable[TargetFeatures]) -> None:
+        for message in features:
+            if self._group is not None:
+                self._group.submit(message)
 
     def poll(self) -> Event | None:
         """The next event, waited for as long as something under way will bring one; else None, also where
@@ -125,11 +146,15 @@ class DisaggregatedExecutor:
                 if event.step not in self._running:
                     return None
                 self._running.remove(event.step)
+                if self._feed is not None:
+                    self._send(self._feed.after_pass())
             case DraftDone():
                 if event.round == self._round:
                     self._round = None
             case DrafterLost() | DrafterJoined():
                 self._round = None
+                if self._feed is not None:
+                    self._feed.forget_announcements()
                 if self._group is not None:
                     self._group.turn_to(event)
         return event
@@ -172,6 +197,8 @@ class DisaggregatedExecutor:
                     self._target.release(work.request_ids)
                     continue
                 done = self._target.run(work)
+                if self._feed is not None:
+                    self._feed.reached(work)
             except Exception as error:  # noqa: BLE001 - `poll` raises it
                 self._events.put(_Raised(work.step if isinstance(work, RunTarget) else None, error))
             else:

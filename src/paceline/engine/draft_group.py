@@ -41,6 +41,7 @@ from paceline.engine.draft_messages import (
     Malformed,
     Ready,
     Refused,
+    TargetFeatures,
 )
 from paceline.errors import EngineError, PacelineError
 
@@ -121,7 +122,7 @@ class DraftGroup:
         self._current = self._joining.popleft()
         return needs
 
-    def submit(self, work: GrowDrafts | AdvanceDrafts | Release) -> bool:
+    def submit(self, work: GrowDrafts | AdvanceDrafts | Release | TargetFeatures) -> bool:
         """False when it goes nowhere: a GrowDrafts is then never answered."""
         return self._current is not None and self._current.submit(work)
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +17,7 @@ from paceline.core.drafting import DrafterNeeds
 from paceline.core.scheduler import Limits
 from paceline.core.work import AdvanceDrafts, DraftDone, GrowDrafts, NodesDrafted, Release
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with every change of a message that crosses; both sides must speak the same."""
 
 MOST_BYTES = 64 * 2**20
@@ -27,6 +27,8 @@ MOST_BYTES_TO_ENGINE = 2**20
 MOST_ALLOWED_S = 120.0
 """Seconds that loading, the first passes and the reading of prompts may keep a worker's loop from giving a
 sign; whatever it promises beyond is not believed."""
+FEATURE_BYTES = 16 * 2**20
+"""Of hidden states in one message: well below `MOST_BYTES`."""
 _MOST_CHARACTERS = 2000
 
 _PADDING_TOKEN = re.compile(r"\[PAD\d*\]")
@@ -81,6 +83,21 @@ class Hello(msgspec.Struct, frozen=True):
 
 class Ping(msgspec.Struct, frozen=True):
     """The engine is there."""
+
+
+class TargetFeatures(msgspec.Struct, frozen=True, kw_only=True):
+    """Hidden states of the target at the request's positions from `start` on, which it has computed.
+
+    shape: positions, places in the residual stream, hidden size.  data: row by row, in this machine's byte
+    order.  generation: of the request's announcement, as in `DraftItem`.
+    """
+
+    request_id: str
+    generation: int
+    start: int
+    dtype: Literal["float32", "bfloat16"]
+    shape: tuple[int, int, int]
+    data: bytes
 
 
 class Bye(msgspec.Struct, frozen=True):
@@ -181,6 +198,8 @@ def _taken_in(message: Any) -> Any:
         case DraftDone():
             _check_seconds(message.seconds)
             _check_scores(score for each in message.proposals for score in each.scores)
+        case TargetFeatures():
+            _check_size(message)
         case NodesDrafted():
             _check_seconds(message.seconds)
             _check_scores(score for each in message.grown for score in each.scores)
@@ -197,12 +216,18 @@ def _check_seconds(*numbers: float) -> None:
         raise Malformed(f"a message with the seconds {', '.join(map(str, numbers))}")
 
 
+def _check_size(features: TargetFeatures) -> None:
+    size = 2 if features.dtype == "bfloat16" else 4
+    if min(features.shape) < 1 or prod(features.shape) * size != len(features.data):
+        raise Malformed(f"features of shape {features.shape} in {len(features.data)} bytes")
+
+
 def _check_scores(scores: Iterable[float]) -> None:
     if not all(map(isfinite, scores)):
         raise Malformed("a message with a score that is not finite")
 
 
-FOR_WORKER: tuple[type[Any], ...] = (Hello, Ping, Bye, GrowDrafts, AdvanceDrafts, Release)
+FOR_WORKER: tuple[type[Any], ...] = (Hello, Ping, Bye, GrowDrafts, AdvanceDrafts, Release, TargetFeatures)
 FOR_ENGINE: tuple[type[Any], ...] = (Ready, Refused, Beat, Fault, DraftDone, NodesDrafted)
 
 

@@ -17,10 +17,11 @@ from paceline.core.work import (
     Proposal,
     Release,
 )
-from paceline.drafters.base import AheadDrafter, Drafter, plain, released
-from paceline.engine.draft_messages import AheadMode
+from paceline.drafters.base import AheadDrafter, Drafter, FeatureDrafter, plain, released
+from paceline.engine.draft_messages import AheadMode, TargetFeatures
+from paceline.engine.feature_feed import tensor_of
 
-DraftWork = GrowDrafts | AdvanceDrafts | Release
+DraftWork = GrowDrafts | AdvanceDrafts | Release | TargetFeatures
 
 _LONG_READ_TOKENS = 64
 _LEAST_SCORE = -1e30
@@ -78,6 +79,9 @@ class DraftService:
             case AdvanceDrafts():
                 self._drafter.advance(work.items)
                 self._note(work.items)
+            case TargetFeatures():
+                if isinstance(self._drafter, FeatureDrafter):
+                    self._drafter.take_features(work.request_id, work.generation, work.start, tensor_of(work))
             case Release():
                 released(self._drafter, work)
                 self._known.difference_update(work.request_ids)
@@ -204,17 +208,21 @@ def follow_up(earlier: DraftItem | None, later: DraftItem) -> DraftItem:
 
 
 def merged(work: Iterable[DraftWork]) -> list[DraftWork]:
-    """The same work with neighbouring `AdvanceDrafts` made one, so that a worker that fell behind reads what
-    it missed in one pass."""
+    """The same work with neighbouring `AdvanceDrafts` made one, after the features that came between them, so
+    that a worker that fell behind reads what it missed in one pass."""
     result: list[DraftWork] = []
-    for advances, run in groupby(work, lambda message: isinstance(message, AdvanceDrafts)):
+    for advances, run in groupby(work, lambda message: isinstance(message, AdvanceDrafts | TargetFeatures)):
         if not advances:
             result.extend(run)
             continue
         items: dict[str, DraftItem] = {}
         for message in run:
+            if isinstance(message, TargetFeatures):
+                result.append(message)
+                continue
             assert isinstance(message, AdvanceDrafts)
             for item in message.items:
                 items[item.request_id] = follow_up(items.pop(item.request_id, None), item)
-        result.append(AdvanceDrafts(tuple(items.values())))
+        if items:
+            result.append(AdvanceDrafts(tuple(items.values())))
     return result

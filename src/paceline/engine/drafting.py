@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.config import Config
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
-from paceline.drafters.features import FeatureColumns, FeatureSource
+from paceline.drafters.features import FeatureColumns, FeatureSource, ReceivedFeatures
 from paceline.drafters.registry import HEAD, DrafterKind, Materials, NamedDrafter, make
 from paceline.drafters.tree_drafter import CandidateModel, TreeDrafter
 from paceline.engine.device_groups import DeviceGroup
@@ -28,12 +28,12 @@ _PASS_LEAVES = 64
 @dataclass(frozen=True, slots=True)
 class TargetTerms:
     """What a drafter must know of the target, wherever it runs. view: of the target itself, where it runs in
-    its process.  features: what is received of it elsewhere.  vocabulary: as `Materials.vocabulary`."""
+    its process.  received: what is sent of it elsewhere.  vocabulary: as `Materials.vocabulary`."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     view: TargetView | None = None
-    features: FeatureSource | None = None
+    received: ReceivedFeatures | None = None
     vocabulary: Callable[[], str] = str
 
 
@@ -73,6 +73,7 @@ class ChosenDrafter:
                 top_up=mode.top_up,
                 pass_leaves=min(_PASS_LEAVES, limits.max_batch_tokens),
                 thrifty=mode.overlapped,
+                received=target.received,
             )
 
         setup = self.setup
@@ -94,7 +95,7 @@ class ChosenDrafter:
 
     def _features(self, target: TargetTerms) -> FeatureSource | None:
         if target.view is None or self.capture in ((), target.view.capture):
-            return target.features or target.view
+            return target.received or target.view
         return FeatureColumns(target.view, [target.view.capture.index(place) for place in self.capture])
 
 
