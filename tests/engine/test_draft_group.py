@@ -27,7 +27,7 @@ from paceline.engine.attachment import Patience
 from paceline.engine.channel import Address, Context, Keys, Line
 from paceline.engine.draft_group import DraftGroup
 from paceline.engine.draft_host import LocalHost
-from paceline.engine.draft_messages import FOR_ENGINE, Codec, Hello, Refused
+from paceline.engine.draft_messages import FOR_ENGINE, PROTOCOL, Codec, Hello, Refused
 from paceline.errors import ConfigError, EngineError, ModelError
 from tests.engine import draft_toys as toys
 from tests.engine.draft_drive import QUICK, Drive, ThreadHost, driving, process, prompts, worker_pid
@@ -126,7 +126,7 @@ def test_another_version_is_named() -> None:
     group = DraftGroup(spec(), ThreadHost(toys.ahead), SimpleQueue(), QUICK)
     real = group._hello
     group._hello = Hello(real.engine, real.spec, protocol=999, version="9.9")
-    with pytest.raises(ConfigError, match=r"protocol 2 \(paceline .*the engine 999 \(paceline 9.9\)"):
+    with pytest.raises(ConfigError, match=rf"protocol {PROTOCOL} \(paceline .*the engine 999 \(paceline 9.9\)"):
         group.start()
 
 

@@ -309,7 +309,7 @@ def made(materials: Materials) -> Drafter:
     decoder, limits = materials.head, materials.limits
     spec = decoder.spec
     # Further modules would want passes of their own over the text: each draft step takes the first.
-    shape = spec.num_modules, limits.num_slots, spec.num_kv_heads, spec.head_dim
+    shape = 1, limits.num_slots, spec.num_kv_heads, spec.head_dim
     kv = KVCache(*shape, decoder.kv_dtype, materials.head_device)
     model = HeadModel(
         decoder,

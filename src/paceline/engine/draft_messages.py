@@ -85,7 +85,7 @@ class Ping(msgspec.Struct, frozen=True):
     """The engine is there."""
 
 
-class TargetFeatures(msgspec.Struct, frozen=True, kw_only=True):
+class TargetFeatures(msgspec.Struct, frozen=True):
     """Hidden states of the target at the request's positions from `start` on, which it has computed.
 
     shape: positions, places in the residual stream, hidden size.  data: row by row, in this machine's byte

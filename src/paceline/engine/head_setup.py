@@ -41,7 +41,7 @@ class HeadSetup:
     def kv_bytes_per_token(self) -> int:
         spec = self.head.spec
         per_value = 4 if self.precision == "float32" else 2
-        return 2 * spec.num_modules * spec.num_kv_heads * spec.head_dim * per_value
+        return 2 * spec.num_kv_heads * spec.head_dim * per_value
 
     @property
     def torch_device(self) -> str:
