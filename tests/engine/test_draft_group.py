@@ -126,7 +126,9 @@ def test_another_version_is_named() -> None:
     group = DraftGroup(spec(), ThreadHost(toys.ahead), SimpleQueue(), QUICK)
     real = group._hello
     group._hello = Hello(real.engine, real.spec, protocol=999, version="9.9")
-    with pytest.raises(ConfigError, match=rf"protocol {PROTOCOL} \(paceline .*the engine 999 \(paceline 9.9\)"):
+    with pytest.raises(
+        ConfigError, match=rf"protocol {PROTOCOL} \(paceline .*the engine 999 \(paceline 9.9\)"
+    ):
         group.start()
 
 
