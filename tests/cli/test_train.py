@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from paceline import LLM, SamplingParams
 from paceline.cli import cli
 from paceline.loading import load
 from paceline.loading.heads import load_head
@@ -70,6 +71,19 @@ def test_all_stages_and_again(tmp_path: Path) -> None:
         if path.suffix == ".safetensors":
             assert path.stat().st_mtime_ns == time, path
     assert (out / "metrics.jsonl").read_text().splitlines() == [json.dumps(record) for record in records]
+
+
+def test_the_head_drafts_for_its_target_and_changes_nothing(tmp_path: Path) -> None:
+    model, out = target(tmp_path), tmp_path / "out"
+    assert train("--target", model, "--data", prompts(tmp_path), "--out", out).exit_code == 0
+    texts = ["the quick brown", "dogs and foxes"]
+    params = SamplingParams(max_tokens=20, temperature=0.7, seed=5)
+    outputs = []
+    for draft in ("none", str(out / "head")):
+        with LLM(str(model), draft=draft, **tiny.ENGINE) as llm:
+            outputs.append([output.token_ids for output in llm.generate(texts, params)])
+            assert draft == "none" or llm.speculation.num_draft_tokens > 0
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize(

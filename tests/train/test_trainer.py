@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.errors import ModelError
+from paceline.errors import ConfigError, EngineError, ModelError
 from paceline.execution.forward_batch import Segment, SlotTables, build_batch, tree_paths
 from paceline.kernels.kv_cache import KVCache
 from paceline.loading import LoadedModel
@@ -241,3 +241,20 @@ def test_stepped_acceptance_length() -> None:
     numbers = acceptance.summary([one], (1, 3))["all"]
     assert numbers["step1"] == pytest.approx(4 / 6, abs=1e-4)
     assert numbers["step2"] == pytest.approx(3 / 4)
+
+
+def test_a_recipe_out_of_bounds_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--learning-rate is 2.0: it must be between 0 and 1"):
+        Recipe(learning_rate=2.0)
+    with pytest.raises(ConfigError, match=r"--loss is 'mse': it must be one of kl, lk_hybrid, lk_alpha"):
+        Recipe(loss="mse")  # type: ignore[arg-type]
+
+
+def test_a_training_that_diverges_says_so_and_keeps_its_last_state(world: World, tmp_path: Path) -> None:
+    trainer = world.trainer(tmp_path)
+    trainer.run(after(2))
+    with torch.no_grad():
+        trainer.parameters["norm.weight"][0] = float("nan")
+    with pytest.raises(EngineError, match="lower --learning-rate"):
+        trainer.run()
+    assert trainer.progress.update == 2

@@ -137,8 +137,8 @@ def eagle3(**values: Any) -> None:
         capture_stage(setup, places, layers, recipe.longest, quiet=quiet)
     if "train" in stages:
         stop = _until_told()
-        train_stage(setup, places, recipe, layout=values["layout"], quiet=quiet, stop=stop.is_set)
-        _say_what_came_out(places)
+        over = train_stage(setup, places, recipe, layout=values["layout"], quiet=quiet, stop=stop.is_set)
+        _say_what_came_out(places, over=over)
 
 
 def _given(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -223,9 +223,11 @@ def _until_told() -> threading.Event:
     return stop
 
 
-def _say_what_came_out(places: Places) -> None:
+def _say_what_came_out(places: Places, *, over: bool) -> None:
     from paceline.train.curves import PICTURE
 
+    if not over:
+        click.echo("stopped; the same command goes on from here", err=True)
     if places.head.exists():
         click.echo(f"the head is {places.head}: use it with --draft {places.head}", err=True)
     if not (places.out / PICTURE).exists():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -50,21 +51,36 @@ def capture(
         answers=answers.name,
     )
     writer = StoreWriter(folder, meta)
-    most = max(tokens_per_pass, longest)
-    limits = Limits(longest, most, max_num_seqs=most // 4, max_batch_tokens=most)
-    runner = setup.runner(limits, longest, capture=(*places, spec.num_layers))
     try:
         done = writer.sequences[-1].source + 1 if writer.sequences else 0
-        tokens = sum(one.length for one in writer.sequences)
         usable = _usable(read_answers(answers, done), answers, spec.vocab_size, longest)
-        for group in _groups(usable, tokens_per_pass):
+        groups = _groups(usable, tokens_per_pass)
+        first = next(groups, None)
+        if first is not None:
+            _capture(setup, writer, chain([first], groups), max(tokens_per_pass, longest), longest, progress)
+    finally:
+        writer.close()
+    return len(writer.sequences)
+
+
+def _capture(
+    setup: ModelSetup,
+    writer: StoreWriter,
+    groups: Iterable[list[NumberedAnswer]],
+    most: int,
+    longest: int,
+    progress: Callable[[int, int], None],
+) -> None:
+    limits = Limits(longest, most, max_num_seqs=most // 4, max_batch_tokens=most)
+    runner = setup.runner(limits, longest, capture=(*writer.meta.capture, setup.model.spec.num_layers))
+    tokens = sum(one.length for one in writer.sequences)
+    try:
+        for group in groups:
             writer.add(_pass(runner, group))
             tokens += sum(_length(one.answer) for one in group)
             progress(tokens, group[-1].line + 1)
     finally:
         runner.close()
-        writer.close()
-    return len(writer.sequences)
 
 
 def _length(answer: Answer) -> int:

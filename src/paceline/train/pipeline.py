@@ -95,8 +95,9 @@ def train_stage(
     layout: Layout = "eagle3",
     quiet: bool = False,
     stop: Callable[[], bool] = lambda: False,
-) -> None:
-    """Trains on the captured features; the best head so far is in `places.head` all the time."""
+) -> bool:
+    """Trains on the captured features; the best head so far is in `places.head` all the time. Whether the
+    training came to its end, or was stopped."""
     model = setup.model
     store = FeatureStore(places.features)
     assert store.meta is not None
@@ -135,6 +136,7 @@ def train_stage(
     data = Data(store, training, held_out, vocabulary)
     trainer = Trainer(shape, recipe, data, model.weights, places.out, device=setup.device, report=report)
     _run(trainer, places, quiet=quiet, stop=stop)
+    return trainer.progress.done
 
 
 def _run(trainer: Trainer, places: Places, *, quiet: bool, stop: Callable[[], bool]) -> None:

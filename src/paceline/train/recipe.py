@@ -56,30 +56,32 @@ class Recipe:
     bf16: bool = True
 
     def __post_init__(self) -> None:
+        above_0, share, whole = "above 0", "from 0 to 1", "a whole number from 0 on"
         checks = {
-            "steps": 1 <= self.steps <= 16,
-            "ramp": 0 <= self.ramp <= 1,
-            "decay": 0 < self.decay <= 1,
-            "loss": self.loss in LOSSES,
-            "start": self.start in STARTS,
-            "draft_vocab_size": self.draft_vocab_size >= 1,
-            "intermediate_size": self.intermediate_size >= 0,
-            "num_kv_heads": self.num_kv_heads >= 0,
-            "batch_tokens": self.batch_tokens >= 1,
-            "epochs": self.epochs >= 1,
-            "minutes": self.minutes >= 0,
-            "learning_rate": 0 < self.learning_rate < 1,
-            "final_rate": 0 <= self.final_rate <= 1,
-            "warmup": 0 <= self.warmup < 1,
-            "weight_decay": 0 <= self.weight_decay < 1,
-            "clip": self.clip > 0,
-            "ema": 0 <= self.ema < 1,
-            "held_out": 0 < self.held_out < 1,
-            "evaluate_every": self.evaluate_every > 0,
-            "evaluate_sequences": self.evaluate_sequences >= 1,
-            "patience": self.patience >= 0,
-            "longest": self.longest >= 8,
+            "steps": (1 <= self.steps <= 16, "from 1 to 16"),
+            "ramp": (0 <= self.ramp <= 1, share),
+            "decay": (0 < self.decay <= 1, "above 0, 1 at most"),
+            "loss": (self.loss in LOSSES, f"one of {', '.join(LOSSES)}"),
+            "start": (self.start in STARTS, f"one of {', '.join(STARTS)}"),
+            "draft_vocab_size": (self.draft_vocab_size >= 1, above_0),
+            "intermediate_size": (self.intermediate_size >= 0, whole),
+            "num_kv_heads": (self.num_kv_heads >= 0, whole),
+            "batch_tokens": (self.batch_tokens >= 1, above_0),
+            "epochs": (self.epochs >= 1, above_0),
+            "minutes": (self.minutes >= 0, "0, for epochs, or above"),
+            "learning_rate": (0 < self.learning_rate < 1, "between 0 and 1"),
+            "final_rate": (0 <= self.final_rate <= 1, share),
+            "warmup": (0 <= self.warmup < 1, "from 0 to below 1"),
+            "weight_decay": (0 <= self.weight_decay < 1, "from 0 to below 1"),
+            "clip": (self.clip > 0, above_0),
+            "ema": (0 <= self.ema < 1, "from 0 to below 1"),
+            "held_out": (0 < self.held_out < 1, "between 0 and 1"),
+            "evaluate_every": (self.evaluate_every > 0, above_0),
+            "evaluate_sequences": (self.evaluate_sequences >= 1, above_0),
+            "patience": (self.patience >= 0, whole),
+            "longest": (self.longest >= 8, "8 at least"),
         }
-        for name, good in checks.items():
+        for name, (good, wanted) in checks.items():
             if not good:
-                raise ConfigError(f"the recipe's {name} is {getattr(self, name)!r}, which makes no sense.")
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} is {getattr(self, name)!r}: it must be {wanted}.")

@@ -103,6 +103,7 @@ class StoreWriter:
     def __init__(self, folder: Path, meta: StoreMeta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _check_same(folder, meta)
+        self.meta = meta
         self.sequences = stored_sequences(folder)
         last = self.sequences[-1] if self.sequences else None
         self._tokens = last.start + last.length if last else 0

@@ -154,6 +154,11 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         loss, alphas = self.loss(batch, progress.update, num_steps(self.recipe, self._share_done()))
+        if not torch.isfinite(loss):
+            raise EngineError(
+                f"the loss is {float(loss.detach())} at update {progress.update + 1}: lower --learning-rate "
+                "and begin anew with another --out."
+            )
         self._optimizer.zero_grad()
         torch.autograd.backward(loss)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.recipe.clip)
@@ -227,7 +232,9 @@ class Trainer:
         """Acceptance of the averaged weights on the held-out answers; reported, and kept if the best."""
         head = HeadPass(self.shape, self._in_product_type(self.average), self._embed)
         accepted = []
-        for group in epoch(self.data.held_out[: self.recipe.evaluate_sequences], self.recipe.batch_tokens, 0):
+        apart = max(1, len(self.data.held_out) // self.recipe.evaluate_sequences)
+        chosen = self.data.held_out[::apart][: self.recipe.evaluate_sequences]
+        for group in epoch(chosen, self.recipe.batch_tokens, 0):
             batch = packed(self.data.store, group).to(self.device)
             accepted += acceptance.greedy_chains(head, batch, self._ids, max(DEPTHS))
         numbers = acceptance.summary(accepted, DEPTHS)
