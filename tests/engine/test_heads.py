@@ -15,7 +15,7 @@ from tests.cases.lab import assert_no_slot_lost, random_prompt
 from tests.loading.heads import LAYERS, eagle, write_head
 from tests.loading.mtp import modules, write_target
 from tests.models.heads import make_head_spec, make_head_weights
-from tests.tiny import ENGINE, successor_logits, write_markov, write_random
+from tests.tiny import ENGINE, HIDDEN, successor_logits, write_markov, write_random
 
 SHARED = [7, 8, 9, 10, 11, 12, 13, 14]
 PROMPTS = [[5], random_prompt(1, 40), SHARED + random_prompt(2, 5), SHARED + random_prompt(3, 30)]
@@ -191,6 +191,17 @@ def test_a_head_of_the_whole_vocabulary_and_of_31(target: Path, tmp_path: Path, 
     )
     with LLM(target, draft=head, mode="serial-tree", max_num_seqs=4, **ENGINE) as llm:
         check(plain, llm)
+        (report,) = llm.lanes.drafters
+    assert (report.name, report.kv_bytes_per_token) == ("head", 2 * 20 * 4)
+    assert report.feature_bytes_per_token == 3 * HIDDEN * 4
+    block = sum(
+        matrix.numel()
+        for matrix in vars(weights.modules[0].layer).values()
+        if matrix is not None and matrix.ndim > 1
+    )
+    assert report.weight_bytes == 4 * (HIDDEN * 3 * HIDDEN + 320 * HIDDEN + block)
+    assert report.seconds > 0
+    assert 0 < (report.share_of_step or 0) < 1
 
 
 @pytest.mark.parametrize("layout", ["deepseek", "mimo"])

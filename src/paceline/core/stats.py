@@ -13,13 +13,21 @@ class DrafterReport:
     """Of one drafter, since the engine's start. num_questions: how often it was asked, and those that had an
     answer took `seconds` in all.  calibration_error: the mean distance between the probability of acceptance
     that its guesses were given and how often they were right; None = none could be judged.  reliability: by
-    tenths of that probability, (guesses, its mean, share that was right); empty tenths are left out."""
+    tenths of that probability, (guesses, its mean, share that was right); empty tenths are left out.
+
+    weight_bytes: of its own weights.  kv_bytes_per_token: in its cache.  feature_bytes_per_token: of hidden
+    states that the target keeps for it.  share_of_step: of the time in which target and drafters worked.
+    """
 
     name: str
     num_questions: int = 0
     seconds: float = 0.0
     calibration_error: float | None = None
     reliability: tuple[tuple[int, float, float], ...] = ()
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    feature_bytes_per_token: int = 0
+    share_of_step: float | None = None
 
 
 @dataclass(slots=True)

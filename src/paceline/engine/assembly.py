@@ -19,6 +19,7 @@ from paceline.engine.engine import About, Engine
 from paceline.engine.executor import Executor, LocalExecutor, Target
 from paceline.engine.feature_feed import FeatureFeed
 from paceline.engine.modes import Mode, draft_policy
+from paceline.engine.outputs import DrafterMemory
 from paceline.engine.replay import EventLog
 from paceline.loading.tokenizer import Tokenizer
 
@@ -26,12 +27,13 @@ from paceline.loading.tokenizer import Tokenizer
 @dataclass(frozen=True, slots=True)
 class Draft:
     """The drafters, here, or one in a process of its own; neither = there is none. group_needs: of that.
-    feed: the hidden states that it reads."""
+    feed: the hidden states that it reads.  memory: of each drafter, where it is known."""
 
     drafters: tuple[Drafter, ...] = ()
     group: DraftGroup | None = None
     group_needs: DrafterNeeds | None = None
     feed: FeatureFeed | None = None
+    memory: tuple[DrafterMemory, ...] = ()
 
     @property
     def needs(self) -> tuple[DrafterNeeds, ...]:
@@ -83,6 +85,7 @@ def assembled(parts: Parts) -> Engine:
         time.perf_counter() - parts.started,
         mode.name,
         "disaggregated" if parts.separate else "serial",
+        draft.memory,
     )
     executor: Executor
     if parts.separate:

@@ -69,6 +69,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         capture = all_captured(chosen)
         per_token = target.slot_bytes(capture) + sum(each.kv_bytes_per_token for each in chosen)
         limits = limits_of(config, model, per_token, target.free_bytes)
+        memory = tuple(each.memory(target) for each in chosen)
         spare = sum(each.target_slots(limits) for each in chosen)
         runner = target.runner(limits, limits.context_length, capture, spare_slots=spare)
         on_failure.callback(runner.close)
@@ -79,11 +80,11 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
             group = _draft_group(config, mode, model, limits, draft_group, events)
             on_failure.callback(group.close)
             feed = FeatureFeed(executor.view) if capture else None
-            draft = Draft(group=group, group_needs=group.start(), feed=feed)
+            draft = Draft(group=group, group_needs=group.start(), feed=feed, memory=memory)
         elif names:
             terms = _terms(model, executor.view)
             made = [drafter] if drafter else [each.make(config, mode, limits, terms) for each in chosen]
-            draft = Draft(tuple(made))
+            draft = Draft(tuple(made), memory=memory)
         parts = Parts(
             config=config,
             mode=mode,

@@ -25,8 +25,8 @@ from paceline.core.work import (
 )
 from paceline.engine.draft_group import DraftGroupStats
 from paceline.engine.executor import Executor
-from paceline.engine.lanes import LaneRecord
-from paceline.engine.outputs import Chunk, LaneStats, RequestOutput, Timing, Usage
+from paceline.engine.lanes import LaneRecord, priced
+from paceline.engine.outputs import Chunk, DrafterMemory, LaneStats, RequestOutput, Timing, Usage
 from paceline.engine.replay import EventLog
 from paceline.engine.text import TextOutput
 from paceline.engine.timeline import Timeline
@@ -38,13 +38,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What every output of an engine carries. mode, placement: see `LaneStats`."""
+    """What every output of an engine carries. mode, placement: see `LaneStats`.
+    drafters: those whose memory is known."""
 
     model: str
     drafter: str
     load_s: float
     mode: str = ""
     placement: str = ""
+    drafters: tuple[DrafterMemory, ...] = ()
 
 
 @dataclass(slots=True)
@@ -93,7 +95,8 @@ class Engine:
     @property
     def lanes(self) -> LaneStats:
         """As of this moment."""
-        return replace(self._lanes.stats(), drafters=self.core.drafts.report())
+        lanes = self._lanes.stats()
+        return replace(lanes, drafters=priced(self.core.drafts.report(), lanes, self.about.drafters))
 
     @property
     def speculation(self) -> SpeculationStats:

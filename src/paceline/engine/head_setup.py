@@ -10,7 +10,7 @@ import torch
 from paceline.core.scheduler import Limits
 from paceline.engine.device_groups import DeviceGroup
 from paceline.engine.machine import Precision, free_memory
-from paceline.engine.model_setup import fitted
+from paceline.engine.model_setup import bytes_of, fitted
 from paceline.errors import KernelError
 from paceline.loading.heads import LoadedHead
 from paceline.models.head import HeadDecoder
@@ -36,6 +36,13 @@ class HeadSetup:
     @property
     def capture(self) -> tuple[int, ...]:
         return self.head.spec.capture
+
+    @property
+    def weight_bytes(self) -> int:
+        """Without the embedding, unless it is the output matrix too: of that only rows are read."""
+        weights = self.head.weights
+        embed = bytes_of(weights.embed, self.precision) if weights.lm_head is not None else 0
+        return bytes_of(weights, self.precision) - embed
 
     @property
     def kv_bytes_per_token(self) -> int:

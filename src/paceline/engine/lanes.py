@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from paceline.core.stats import DrafterReport
 from paceline.core.work import (
     DraftDone,
     DrafterJoined,
@@ -19,8 +21,28 @@ from paceline.core.work import (
 )
 from paceline.engine.draft_group import DraftGroupStats
 from paceline.engine.modes import MODES
-from paceline.engine.outputs import LaneStats
+from paceline.engine.outputs import DrafterMemory, LaneStats
 from paceline.engine.timeline import Timeline
+
+
+def priced(
+    drafters: Sequence[DrafterReport], lanes: LaneStats, memory: Sequence[DrafterMemory]
+) -> tuple[DrafterReport, ...]:
+    """With what each costs. memory: of each, or of none where it is not known."""
+    if len(drafters) == 1 and lanes.placement == "disaggregated":  # nobody asks it: its lane says more
+        drafters = [replace(drafters[0], seconds=lanes.draft_busy_s)]
+    worked_s = lanes.target_busy_s + sum(each.seconds for each in drafters)
+    known = memory or [DrafterMemory()] * len(drafters)
+    return tuple(
+        replace(
+            each,
+            weight_bytes=bytes_.weight_bytes,
+            kv_bytes_per_token=bytes_.kv_bytes_per_token,
+            feature_bytes_per_token=bytes_.feature_bytes_per_token,
+            share_of_step=each.seconds / worked_s if worked_s > 0 else None,
+        )
+        for each, bytes_ in zip(drafters, known, strict=True)
+    )
 
 
 class LaneRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 
 import torch
 
@@ -39,6 +39,10 @@ class ModelSetup:
     @property
     def context_length(self) -> int:
         return self.model.context_length
+
+    @property
+    def weight_bytes(self) -> int:
+        return bytes_of(self.model.weights, self.precision)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -138,6 +142,16 @@ def fitted(limits: Limits, kv_bytes_per_token: int, free_bytes: int, name: str) 
     if wanted == 0:
         raise EngineError(f"there is no memory left for the KV cache of {name}: free some.")
     return replace(limits, num_slots=min(limits.num_slots, wanted))
+
+
+def bytes_of(weights: object, precision: Precision) -> int:
+    """What the matrices among `weights`, a tensor or a list or a dataclass of such, take in `precision`; int8
+    has a 16-bit scale for each group of 64."""
+    if isinstance(weights, torch.Tensor):
+        per_weight = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 2 / 64}[precision]
+        return int(weights.numel() * per_weight) if weights.ndim > 1 else 0
+    parts = weights if isinstance(weights, list) else vars(weights).values() if is_dataclass(weights) else ()
+    return sum(bytes_of(part, precision) for part in parts)
 
 
 def limits_of(config: Config, model: LoadedModel, kv_bytes_per_token: int, free_bytes: int) -> Limits:

@@ -56,6 +56,15 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterMemory:
+    """Bytes; see `DrafterReport`."""
+
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    feature_bytes_per_token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LaneStats:
     """How target and drafter shared the time of an engine, all its requests together; `None` where there is
     nothing to tell yet.
@@ -67,7 +76,7 @@ class LaneStats:
     did nothing; in modes that keep guesses until they are asked for (swiftspec, discard, outcome-cache), of
     the time since it was there.  drafter_losses, drafter_joins: how often it was lost and came back.
     drafter_away: whether it is lost now; decoding goes on without it.  drafter_loss_reason: of the last loss.
-    drafters: of each, how often it was asked and how far its confidence can be trusted.
+    drafters: of each, how often it was asked, how far its confidence can be trusted, what it costs.
     """
 
     mode: str
