@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from paceline.drafters.tree_drafter import DraftSequence, TreeDrafter
 from paceline.execution.forward_batch import Segment, SlotTables, build_batch
 from paceline.kernels.batch import TokenBatch
 from paceline.kernels.kv_cache import KVCache
+from paceline.models.head_chain import draft_chain
 from paceline.models.torch_head import TorchHead
 from tests.core.test_kv_ledger import cached_slots
 from tests.models.heads import make_head_spec, make_head_weights
@@ -88,7 +90,7 @@ class WatchedHead:
 
     def __init__(self) -> None:
         self.spec, self.target_ids, self.kv_dtype = SPEC, HEAD.target_ids, HEAD.kv_dtype
-        self.fuse = HEAD.fuse
+        self.fuse, self.chain = HEAD.fuse, partial(draft_chain, self)
         self.content: dict[int, Entry] = {}
         self.model: WatchedModel
         self.num_tokens = self.num_passes = 0

@@ -80,7 +80,7 @@ SPECULATORS: Mapping[str, Any] = {
 LAYOUTS = {"original": ORIGINAL, "speculators": SPECULATORS}
 
 
-def tensors(weights: HeadWeights, layout: str) -> dict[str, Tensor]:
+def tensors(weights: HeadWeights, layout: str, vocab: int = VOCAB) -> dict[str, Tensor]:
     """What a checkpoint of that layout holds of the weights: no embedding, offsets for ids."""
     assert weights.lm_head is not None
     assert weights.fc is not None
@@ -97,7 +97,7 @@ def tensors(weights: HeadWeights, layout: str) -> dict[str, Tensor]:
             found[f"{block}.{layer_name(part)}"] = tensor
     if weights.target_ids is not None:
         found["d2t"] = weights.target_ids - torch.arange(len(weights.target_ids))
-        found["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, weights.target_ids, True)
+        found["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, weights.target_ids, True)
     if weights.input_norm is not None:
         found["input_norm.weight"] = weights.input_norm
     for i, norm in enumerate(weights.fc_norms):

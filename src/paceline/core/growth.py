@@ -74,6 +74,11 @@ class DraftTree:
 
 class GrowthRule(Protocol):
     @property
+    def straight(self) -> bool:
+        """Whether it goes on below the one candidate of the pass before, as far as it is let."""
+        ...
+
+    @property
     def floor(self) -> float:
         """Log-probability of being reached below which a candidate gets no node, but for a leaf's first."""
         ...
@@ -106,6 +111,7 @@ class BestNodes:
     """Verifies the nodes of largest value."""
 
     __slots__ = ()
+    straight = False
 
     def answer(self, draft: DraftTree, max_nodes: int, max_depth: int) -> TokenTree:
         return draft.tree.select(max_nodes, max_depth)
@@ -128,6 +134,7 @@ class Uncalibrated(BestNodes):
 class Chain(Uncalibrated):
     """One guess after the other. depth: how far, while nobody asks."""
 
+    straight = True
     depth: int
 
     def breadth(self, depth: int) -> int:  # noqa: ARG002

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import ROOT
 from paceline.drafters.base import Drafter
 from paceline.drafters.features import FeatureSource
-from paceline.drafters.ranking import Ranking
+from paceline.drafters.ranking import Ranking, coupling
 from paceline.drafters.registry import Materials
 from paceline.drafters.slot_keeper import SlotKeeper
 from paceline.drafters.tree_drafter import Candidates, DraftSequence, Leaf
@@ -84,6 +85,7 @@ class HeadModel(SlotKeeper):
         self._kv = kv
         self._source = source
         self._ranking = Ranking(target_vocab_size, eos_token_ids, decoder.target_ids)
+        self._chains = decoder.spec.num_modules == 1 and self._ranking.covers(decoder.spec.draft_vocab_size)
         self._chunk_tokens = chunk_tokens
         self._root_tokens = min(_ROOT_TOKENS, chunk_tokens)
         self._unbacked: dict[str, _Unbacked] = {}  # of the sequences in `_holding`
@@ -157,6 +159,63 @@ class HeadModel(SlotKeeper):
         for sequence in busy:
             self._share_prompt(sequence)
         return found
+
+    def chain(
+        self, leaves: Sequence[Leaf], steps: int, hang: Callable[[Leaf, Candidates], int | None]
+    ) -> bool:
+        busy = [leaf.sequence for leaf in leaves]
+        able = self._chains and all(
+            each.params.plain and self._can_start(each, busy) and self._backed(each) == len(each.tokens) - 1
+            for each in busy
+        )
+        missing = [self._missing(each) for each in busy] if able else []
+        room = self._ledger.num_available - sum(missing) - len(busy) * (steps - 1)
+        if not able or room < 0 or sum(missing) > self._chunk_tokens:
+            return False
+        this = _Pass(self._chunk_tokens)
+        for sequence in busy:
+            self._add_root(sequence, busy, this)
+        slots = [self._take(steps - 1, busy) or [] for _ in busy]
+        temperatures, seeds = coupling(leaves)
+        hidden = this.inputs[0] if len(this.inputs) == 1 else torch.cat(this.inputs)
+        with current(self._kv.keys.device):
+            found = self._decoder.chain(
+                build_batch(this.segments, self._tables),
+                hidden,
+                self._kv,
+                slots=np.array(slots, dtype=np.int32).reshape(len(busy), steps - 1),
+                temperatures=temperatures,
+                seeds=seeds,
+                positions=[len(sequence.tokens) for sequence in busy],
+                count=max(leaf.count for leaf in leaves),
+            )
+        tokens, scores, output = found[0].tolist(), found[1].tolist(), found[2]
+        for at, leaf in enumerate(leaves):
+            self._hang_chain(leaf, slots[at], tokens[at], scores[at], output[at], hang)
+        for sequence in busy:
+            self._share_prompt(sequence)
+        return True
+
+    def _hang_chain(
+        self,
+        leaf: Leaf,
+        slots: list[int],
+        tokens: list[list[int]],
+        scores: list[list[float]],
+        output: Tensor,
+        hang: Callable[[Leaf, Candidates], int | None],
+    ) -> None:
+        """tokens, scores: of the candidates of each step.  output: of each step."""
+        sequence, own = leaf.sequence, self._unbacked[leaf.sequence.request_id]
+        own.tip, node, used = output[0], leaf.node, 0
+        for step, (ids, values) in enumerate(zip(tokens, scores, strict=True)):
+            count = min(leaf.count, sum(token >= 0 for token in ids))
+            below = hang(Leaf(sequence, node, leaf.count), Candidates(ids[:count], values[:count]))
+            if below is None or step == len(slots):
+                break
+            node, used = below, step + 1
+            sequence.node_slots[node], own.hidden[node] = slots[step], output[step + 1]
+        self._ledger.pool.release(slots[used:])
 
     def forget(self, sequence: DraftSequence) -> None:
         self._drop_kv(sequence)

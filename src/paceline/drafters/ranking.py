@@ -17,6 +17,13 @@ _UNKNOWN = -1e9
 """Logit of a token that the drafter has no row for: finite, and out of every token's reach."""
 
 
+def coupling(leaves: Sequence[Leaf]) -> tuple[list[float], list[int]]:
+    """Temperatures and seeds of the noise that the target will use."""
+    params = [leaf.sequence.params for leaf in leaves]
+    temperatures = [0.0 if each.greedy else each.temperature or 0.0 for each in params]
+    return temperatures, [each.seed or 0 for each in params]
+
+
 class Ranking:
     """vocab_size: ids below it are tokens of the target's.  target_ids: the id of each place of a row of
     logits, where the drafter's vocabulary is another than the target's."""
@@ -31,6 +38,10 @@ class Ranking:
             self._places = (target_ids < vocab_size).nonzero()[:, 0]
             target_ids = target_ids[self._places]
         self._target_ids = target_ids
+
+    def covers(self, num_rows: int) -> bool:
+        """Whether each of so many places of a row is a token of the target's."""
+        return self._places is None and (self._target_ids is not None or num_rows <= self._vocab)
 
     def candidates(self, logits: Tensor, leaves: Sequence[Leaf]) -> list[Candidates]:
         """Of each leaf from its row of `logits`."""
@@ -47,11 +58,9 @@ class Ranking:
         return [found[at] for at in range(len(leaves))]
 
     def _plain(self, logits: Tensor, leaves: Sequence[Leaf]) -> list[Candidates]:
-        params = [leaf.sequence.params for leaf in leaves]
         tokens, scores = ops.top_candidates(
             logits,
-            [0.0 if each.greedy else each.temperature or 0.0 for each in params],
-            [each.seed or 0 for each in params],
+            *coupling(leaves),
             [len(leaf.sequence.tokens) + leaf.sequence.draft.tree.depth(leaf.node) for leaf in leaves],
             max(leaf.count for leaf in leaves),
             self._target_ids,

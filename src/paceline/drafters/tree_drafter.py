@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.growth import DraftTree, GrowthRule
@@ -106,6 +106,18 @@ class CandidateModel(Protocol):
         ...
 
 
+@runtime_checkable
+class ChainModel(CandidateModel, Protocol):
+    """Can compute several passes in a row, each below the best candidate of the one before, as one."""
+
+    def chain(
+        self, leaves: Sequence[Leaf], steps: int, hang: Callable[[Leaf, Candidates], int | None]
+    ) -> bool:
+        """Below each leaf, all of them roots; False = it cannot now, and has done nothing. hang: takes in the
+        candidates of a leaf and says which node the best of them is, None = there is none."""
+        ...
+
+
 class TreeDrafter:
     """Persistent trees (SwiftSpec, section 3): committing a token keeps what hangs below it, KV included.
 
@@ -138,6 +150,7 @@ class TreeDrafter:
         self._most_nodes = most_nodes
         self._thrifty = thrifty
         self._received = received
+        self._chains = model if rule.straight and isinstance(model, ChainModel) else None
         self._cost = PassCost()
         self._sequences: dict[str, DraftSequence] = {}
         self._clock = 0
@@ -243,9 +256,30 @@ class TreeDrafter:
             ]
             depths = {sequence.request_id: sequence.max_depth for sequence, _ in going}
             leaves = self._wanted(depths, asked=True)
-            self._expand(leaves)
+            if not self._chained(leaves, depths):
+                self._expand(leaves)
             wanting = {leaf.sequence.request_id for leaf in leaves}
             going = [pair for pair in going if pair[0].request_id in wanting]
+
+    def _chained(self, leaves: Sequence[Leaf], depths: Mapping[str, int]) -> bool:
+        """Whether the leaves, and what is wanted below them, could be computed as one."""
+        if self._chains is None or not leaves or len(leaves) > self._pass_leaves:
+            return False
+        steps = min(self._depth(leaf.sequence, depths[leaf.sequence.request_id]) for leaf in leaves)
+        if steps < 2 or any(leaf.node != ROOT for leaf in leaves):
+            return False
+
+        def hang(leaf: Leaf, found: Candidates) -> int | None:
+            self._hang(leaf, found)
+            leaf.sequence.draft.passes += 1
+            return leaf.sequence.draft.tree.child(leaf.node, found.tokens[0]) if found.tokens else None
+
+        return self._chains.chain(leaves, min(steps, self._most_nodes), hang)
+
+    def _depth(self, sequence: DraftSequence, depth: int) -> int:
+        """How deep its tree may get, of `depth`, before the drafter's context is full."""
+        length = self.needs.context_length
+        return depth if length is None else min(depth, length - len(sequence.tokens))
 
     def _wanted(self, depths: Mapping[str, int], *, asked: bool) -> list[Leaf]:
         """The best leaves of the requests in `depths`, none of whose trees becomes deeper than it says.
@@ -292,9 +326,7 @@ class TreeDrafter:
         draft = sequence.draft
         most = max(self._most_nodes, sequence.max_nodes) if asked else self._most_nodes
         room = max(0, most - len(draft.expanded))
-        if self.needs.context_length is not None:
-            depth = min(depth, self.needs.context_length - len(sequence.tokens))
-        leaves = self._rule.leaves(draft, depth, asked=asked)[:room]
+        leaves = self._rule.leaves(draft, self._depth(sequence, depth), asked=asked)[:room]
         return [Leaf(sequence, leaf, self._rule.breadth(draft.tree.depth(leaf))) for leaf in leaves]
 
     def _hang(self, leaf: Leaf, found: Candidates | None) -> None:
