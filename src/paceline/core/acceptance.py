@@ -79,7 +79,7 @@ def log_odds(confidence: float) -> float:
 
 
 def sigmoid(odds: float) -> float:
-    return 1.0 / (1.0 + exp(-odds))
+    return 1.0 / (1.0 + exp(-odds if odds > -_MOST_ODDS else _MOST_ODDS))
 
 
 def log_sigmoid(odds: float) -> float:

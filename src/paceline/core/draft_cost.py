@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from paceline.core.planner import PassCost
 
 _MEMORY = 0.98
@@ -11,7 +13,7 @@ _DISTURBED = 3.0
 """A question that takes so many times what was expected was disturbed from outside."""
 _REFITS = (1, 2, 3, 4, 6, 8, 12, 16)
 _REFIT = 16
-_SWEEPS = 6
+_RIDGE = 1e-4
 _NEWEST = 0.15
 _USUAL = 0.01
 
@@ -20,7 +22,7 @@ class DraftCost:
     """Seconds of a question = a constant, and so much per level of the deepest chain, per request, per guess
     asked for and per token of the texts that the drafter has not read: least squares, none below 0.
 
-    What cannot be told apart from the questions that were asked counts as per level.
+    What cannot be told apart from the questions that were asked counts mostly as per level.
     """
 
     def __init__(self) -> None:
@@ -68,29 +70,33 @@ class DraftCost:
             self._fit()
 
     def _fit(self) -> None:
-        """Coordinate descent from the values of before."""
-        found = [self.per_level, self.fixed, self.per_request, self.per_guess, self.per_token]
-        for _ in range(_SWEEPS):
-            for at, line in enumerate(self._normal):
-                if line[at] > 0.0:
-                    rest = sum(map(float.__mul__, line, found)) - line[at] * found[at]
-                    found[at] = max(0.0, (self._seen[at] - rest) / (1.001 * line[at]))
-        self.per_level, self.fixed, self.per_request, self.per_guess, self.per_token = found
+        """Least squares, without what would be below 0; a little is taken off what is undetermined."""
+        normal, seen = np.array(self._normal), np.array(self._seen)
+        normal += np.diag(_RIDGE * normal.diagonal() + 1e-12)
+        found, left = np.zeros(5), np.arange(5)
+        while left.size:
+            values = np.linalg.solve(normal[np.ix_(left, left)], seen[left])
+            if (values >= 0.0).all():
+                found[left] = values
+                break
+            left = left[values > 0.0]
+        self.per_level, self.fixed, self.per_request, self.per_guess, self.per_token = found.tolist()
 
 
 class Pace:
     """What a token is worth: the seconds after which the request's next ones would bring it anyway.
 
     All tokens of a request have to come, those of slow places by slow steps. So one more is worth most where
-    steps bring few: a request's share of a step over the tokens that its last few steps brought.
+    steps bring few: a request's share of a step, over the tokens that a step brought, in the mean over its
+    last few steps.
     """
 
     def __init__(self) -> None:
         self._stretch: float | None = (
             None  # a step's seconds, all between two passes included, per plain pass
         )
-        self._usual = 1.5
-        self._tokens: dict[str, float] = {}
+        self._usual = 0.7
+        self._steps: dict[str, float] = {}  # per token
         self._ended: float | None = None
 
     def on_step(self, plain_s: float, now: float) -> None:
@@ -108,16 +114,16 @@ class Pace:
         self._ended = now
 
     def on_tokens(self, request_id: str, count: int) -> None:
-        before = self._tokens.get(request_id, self._usual)
-        self._tokens[request_id] = before + _NEWEST * (count - before)
-        self._usual += _USUAL * (count - self._usual)
+        before, steps = self._steps.get(request_id, self._usual), 1.0 / max(count, 1)
+        self._steps[request_id] = before + _NEWEST * (steps - before)
+        self._usual += _USUAL * (steps - self._usual)
 
     def forget(self, request_id: str) -> None:
-        self._tokens.pop(request_id, None)
+        self._steps.pop(request_id, None)
 
     def worth(self, request_id: str, requests: int, plain_s: float) -> float:
         """Of a token of one of so many requests, in seconds."""
-        return (self._stretch or 1.0) * plain_s / requests / self._tokens.get(request_id, self._usual)
+        return (self._stretch or 1.0) * plain_s / requests * self._steps.get(request_id, self._usual)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
-from paceline.core.acceptance import Logistic, Reliability, log_odds, log_sigmoid
+from paceline.core.acceptance import Logistic, Reliability, log_odds, log_sigmoid, sigmoid
 from paceline.core.recent import Late, LateSlopes, Recent
 from paceline.core.token_tree import ROOT, TokenTree
 
@@ -23,15 +23,15 @@ _LESSONS_PER_STEP = 16
 
 @dataclass(slots=True)
 class Merged:
-    """tree: its scores are estimates of acceptance.  Of each node, proposers: one bit per drafter.  raw: what
-    the first proposer says, in log-odds.  signal: the sum of what all proposers' own models make of it.
-    rank: among the siblings by the same drafter."""
+    """tree: its scores are estimates of acceptance.  Of each node, proposers: one bit per drafter.  signal:
+    the sum of what the proposers' own models make of it, in log-odds.  rank: among the siblings by the first
+    of them.  said: of each drafter and its nodes, what it says itself and what its model makes of that."""
 
     tree: TokenTree = field(default_factory=TokenTree)
     proposers: list[int] = field(default_factory=list)
-    raw: list[float] = field(default_factory=list)
     signal: list[float] = field(default_factory=list)
     rank: list[int] = field(default_factory=list)
+    said: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
 
     def covered(self) -> list[float]:
         """By depth, how likely the committed token there is among the guesses."""
@@ -96,17 +96,18 @@ class Ensemble:
         slope, starts = self._alone[drafter].line()
         mores = [self._late[drafter].odds(late, depth) for depth in (1, 2)]
         raws = list(map(log_odds, scores)) if any(scores) else [0.0] * len(scores)
+        said = merged.said.setdefault(drafter, {})
         contact: list[int] = []
         above, known = ROOT, 0
         for token in tokens:  # what is there already
             node = tree.child(above, token)
             if node is None:
                 break
-            known += 1
+            raw, known = raws[known], known + 1
+            odds = slope * raw + starts[min(known, len(starts) - 1)] + mores[known > 1]
+            said[node] = raw, odds
             merged.proposers[node] |= bit
-            merged.signal[node] += (
-                slope * raws[known - 1] + starts[min(known, len(starts) - 1)] + mores[known > 1]
-            )
+            merged.signal[node] += odds
             contact.append(above)
             above = node
         signals: list[float] = []
@@ -126,8 +127,9 @@ class Ensemble:
                 contact.append(above)
             tree.hang_chain(above, tokens[known : known + len(new)], new)
             merged.proposers += [bit] * len(new)
-            merged.raw += raws[known : known + len(new)]
             merged.signal += signals
+            nodes = range(len(tree) - len(new), len(tree))
+            said.update(zip(nodes, zip(raws[known : known + len(new)], signals, strict=True), strict=True))
             merged.rank += [0] * len(new)
         return contact, cut
 
@@ -138,6 +140,7 @@ class Ensemble:
         tree, bit, late = merged.tree, 1 << drafter, self.recent.of(request_id)[drafter]
         late_odds = [self._late[drafter].odds(late, depth) for depth in (1, 2)]
         odds_of, says = self._alone[drafter].odds, any(proposal[2])
+        said = merged.said.setdefault(drafter, {})
         place: list[int] = []
         ranks: dict[int, int] = {}
         contact: set[int] = set()
@@ -162,11 +165,12 @@ class Ensemble:
                 if tree.children(above):
                     contact.add(above)
                 node = tree.add(above, token, score)
+                said[node] = raw, odds
                 merged.proposers.append(bit)
-                merged.raw.append(raw)
                 merged.signal.append(odds)
                 merged.rank.append(rank)
             elif not merged.proposers[node] & bit:
+                said[node] = raw, odds
                 merged.proposers[node] |= bit
                 merged.signal[node] += odds
                 contact.add(above)
@@ -240,9 +244,12 @@ class Ensemble:
             self.reliability[drafter].count(probability, accepted=accepted)
         if not teaches:
             return
-        error, depth = accepted - probability, merged.tree.depths[node]
-        if merged.proposers[node] == there and len(members) == 1:
-            self._alone[members[0]].update(merged.raw[node], rank, depth, error)
-            self._late[members[0]].update(lates[members[0]], depth, error)
-        else:
-            self._model(merged.proposers[node], there).update(merged.signal[node], rank, depth, error)
+        depth, own = merged.tree.depths[node], merged.proposers[node]
+        for drafter in members:  # whoever else says so: its guesses are weighed before others are asked
+            raw, odds = merged.said[drafter][node]
+            error = accepted - sigmoid(odds)
+            self._alone[drafter].update(raw, rank, depth, error)
+            self._late[drafter].update(lates[drafter], depth, error)
+        if own != there or len(members) > 1:
+            model = self._model(own, there)
+            model.update(merged.signal[node], rank, depth, accepted - probability)

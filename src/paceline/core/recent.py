@@ -7,7 +7,7 @@ from math import log1p
 
 _NEWEST = 0.25
 _USUAL = 0.01
-_FADE = 0.98
+_FADE = 0.9
 """What is left per step in which a drafter had nothing to be judged."""
 
 Late = tuple[float, float]

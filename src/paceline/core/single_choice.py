@@ -242,10 +242,14 @@ class Classifier(_One):
 
     def _trusts(self, each: Drafted) -> bool:
         text = self._texts.setdefault(each.request.request_id, _Text())
-        if self._first not in each.asked or not len(each.merged.tree) or text.features is not None:
+        if (
+            self._first not in each.asked
+            or not each.merged.said.get(self._first)
+            or text.features is not None
+        ):
             return text.features is not None and self._likely(text.features) > 0.5
         said = min(len(each.merged.tree), 8) / 8.0
-        text.features = each.merged.raw[0] + said + text.recent, float(len(each.merged.tree))
+        text.features = each.merged.said[self._first][0][0] + said + text.recent, float(len(each.merged.tree))
         return self._likely(text.features) > 0.5
 
     def _likely(self, features: tuple[float, float]) -> float:

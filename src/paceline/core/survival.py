@@ -12,28 +12,33 @@ from paceline.core.token_tree import ROOT
 _DEPTHS = 24
 _MEMORY = 0.99
 _TRUST = 4.0
-"""Outcomes that what is assumed at first counts for."""
+"""Outcomes that what is assumed counts for."""
+_ALONE, _BESIDE, _INSTEAD = 0.6, 0.8, 0.6
+"""What is assumed of a drafter, see `Survival`; rather too much, so that it is tried."""
 _LATE = 0.5
 """What is assumed at first of the worth of `core.recent`."""
 
 
 class Rate:
-    """Share of right ones, of the newest hundred or so."""
+    """Share of right ones of the newest hundred or so, and what is assumed before."""
 
-    __slots__ = ("_hits", "_trials", "value")
+    __slots__ = ("_hits", "_trials")
 
-    def __init__(self, first: float) -> None:
-        self._hits, self._trials, self.value = first * _TRUST, _TRUST, first
+    def __init__(self) -> None:
+        self._hits = self._trials = 0.0
 
     def count(self, *, right: bool) -> None:
         self._hits = _MEMORY * self._hits + right
         self._trials = _MEMORY * self._trials + 1.0
-        self.value = min(max(self._hits / self._trials, 0.01), 0.99)
 
     def fade(self) -> None:
         """What was seen is old."""
         self._hits *= 0.5
         self._trials *= 0.5
+
+    def value(self, assumed: float) -> float:
+        """assumed: counts for a few outcomes, always."""
+        return (self._hits + _TRUST * assumed) / (self._trials + _TRUST)
 
 
 class Survival:
@@ -42,9 +47,8 @@ class Survival:
     outcomes count: places on the committed path that are no deeper than it was asked for."""
 
     def __init__(self) -> None:
-        self._alone = [Rate(0.6) for _ in range(_DEPTHS)]
-        self._beside = Rate(0.75)
-        self._instead = Rate(0.3)
+        self._alone = [Rate() for _ in range(_DEPTHS)]
+        self._anywhere, self._beside, self._instead = Rate(), Rate(), Rate()
         self._late = LateSlopes(_LATE)
 
     def gains(self, covered: Sequence[float], most: int, least: float, late: Late) -> list[float]:
@@ -55,14 +59,14 @@ class Survival:
         """
         factors = exp(self._late.odds(late, 1)), exp(self._late.odds(late, 2))
         both, alone = (1.0, 0.0) if covered else (0.0, 1.0)
-        before, gains = 1.0, []
+        before, gains, anywhere = 1.0, [], self._anywhere.value(_ALONE)
         for depth in range(min(most, _DEPTHS)):
-            rate, factor = self._alone[depth].value, factors[depth > 0]
-            rate = rate * factor / (1.0 - rate + rate * factor)
+            factor = factors[depth > 0]
+            rate = _shifted(self._alone[depth].value(anywhere), factor)
             if both > 0.0 and depth < len(covered):
                 theirs = min(covered[depth] / before, 1.0) if before > 0.0 else 0.0
-                alone = alone * rate + both * (1.0 - theirs) * _shifted(self._instead.value, factor)
-                both *= theirs * _shifted(self._beside.value, factor)
+                alone = alone * rate + both * (1.0 - theirs) * _shifted(self._instead.value(_INSTEAD), factor)
+                both *= theirs * _shifted(self._beside.value(_BESIDE), factor)
                 before = covered[depth]
             else:
                 alone, both = (alone + both) * rate, 0.0
@@ -73,7 +77,7 @@ class Survival:
 
     def fade(self) -> None:
         """What was seen is old: what comes counts for more."""
-        for rate in (*self._alone, self._beside, self._instead):
+        for rate in (*self._alone, self._anywhere, self._beside, self._instead):
             rate.fade()
 
     def learn(self, merged: Merged, drafter: int, earlier: int, tokens: Sequence[int], late: Late) -> None:
@@ -86,13 +90,14 @@ class Survival:
             there = proposers[below] if below is not None else 0
             right = there & bit != 0
             if there & earlier:
-                rate = self._beside
+                rate, assumed = self._beside, _BESIDE
             elif any(proposers[node] & earlier for node in tree.children(above)):
-                rate = self._instead
+                rate, assumed = self._instead, _INSTEAD
             else:
-                rate = self._alone[depth]
+                rate, assumed = self._alone[depth], self._anywhere.value(_ALONE)
+                self._anywhere.count(right=right)
             if learns:
-                chance = _shifted(rate.value, exp(self._late.odds(late, depth + 1)))
+                chance = _shifted(rate.value(assumed), exp(self._late.odds(late, depth + 1)))
                 self._late.update(late, depth + 1, right - chance)
             rate.count(right=right)
             if below is None or not right:
