@@ -79,6 +79,7 @@ def test_json_is_one_object_with_the_documented_keys(run: Run) -> None:
             "drafter_away": False,
             "drafter_loss_reason": None,
             "drafters": [],
+            "drafted_by_distance": {},
         },
         "model": "embedded",
         "seed": 77,

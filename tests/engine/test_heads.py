@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,12 @@ def test_a_head_that_knows_the_target_is_believed(cycle: tuple[Path, Path], mode
         outputs = llm.generate(prompts, params)
         assert [output.token_ids for output in outputs] == expected
         stats = llm.speculation
+        if llm.lanes.placement == "disaggregated":
+            until = time.monotonic() + 10  # the worker tells it with its next sign of life
+            while not (found := llm.lanes.drafted_by_distance) and time.monotonic() < until:
+                time.sleep(0.05)
+            assert sum(right for _, right in found.values()) > 0
+            assert max(found) > 0, "some guesses stand on guesses"
     if mode in ("serial-chain", "serial-tree"):
         assert all(output.speculation.mean_acceptance_length > 4.2 for output in outputs)
     assert stats.num_accepted_tokens > 0.9 * stats.num_draft_tokens / (8 if mode != "serial-chain" else 1)

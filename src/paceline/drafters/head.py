@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import ROOT
 from paceline.drafters.base import Drafter
 from paceline.drafters.features import FeatureSource
+from paceline.drafters.head_pass import HeadPass, Unbacked
 from paceline.drafters.ranking import Ranking, coupling
 from paceline.drafters.registry import Materials
 from paceline.drafters.slot_keeper import SlotKeeper
@@ -26,34 +26,6 @@ _ROOT_TOKENS = 16
 """New tokens that are computed in the pass of the root itself: as many as a verification mostly commits."""
 
 
-@dataclass(slots=True)
-class _Unbacked:
-    """What a sequence has computed from the head's own output, for want of the target's features.
-
-    spine: slots of the committed positions that follow those held.  tip: output `[hidden]` at the last
-    committed position that is computed, None = it was not wanted then.  hidden: output at each node.
-    """
-
-    spine: list[int] = field(default_factory=list)
-    tip: Tensor | None = None
-    hidden: dict[int, Tensor] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Pass:
-    """inputs: what the head reads beside the tokens, in their order.  wanted: whose rows come out."""
-
-    room: int
-    segments: list[Segment] = field(default_factory=list)
-    inputs: list[Tensor] = field(default_factory=list)
-    wanted: list[tuple[DraftSequence, int]] = field(default_factory=list)
-
-    def add(self, segment: Segment, inputs: Tensor) -> None:
-        self.segments.append(segment)
-        self.inputs.append(inputs)
-        self.room -= len(inputs)
-
-
 class HeadModel(SlotKeeper):
     """Position p of a text holds what the head makes of the target's features at p and of token p + 1, so
     that n tokens have n - 1 positions, the last of which is the root's. A node of the tree is fed its
@@ -61,7 +33,7 @@ class HeadModel(SlotKeeper):
 
     What is computed so is kept no longer than need be: positions held are backed by features, and only those
     are shared with other requests. Where features are late, accepted nodes stand for their tokens
-    (`_Unbacked.spine`) until they come, and are then computed anew in their places.
+    (`Unbacked.spine`) until they come, and are then computed anew in their places.
     """
 
     lag = 1
@@ -86,9 +58,11 @@ class HeadModel(SlotKeeper):
         self._source = source
         self._ranking = Ranking(target_vocab_size, eos_token_ids, decoder.target_ids)
         self._chains = decoder.spec.num_modules == 1 and self._ranking.covers(decoder.spec.draft_vocab_size)
+        self.by_distance: dict[int, list[int]] = {}
+        """By `Unbacked.far`: how often candidates were judged, and were right: what late features cost."""
         self._chunk_tokens = chunk_tokens
         self._root_tokens = min(_ROOT_TOKENS, chunk_tokens)
-        self._unbacked: dict[str, _Unbacked] = {}  # of the sequences in `_holding`
+        self._unbacked: dict[str, Unbacked] = {}  # of the sequences in `_holding`
 
     # ------------------------------------------------------------ the model's protocol
 
@@ -109,18 +83,29 @@ class HeadModel(SlotKeeper):
         own = self._unbacked[sequence.request_id]
         for node in accepted:
             own.spine.append(sequence.node_slots.pop(node))
-            own.tip = own.hidden.pop(node)
+            own.tip, own.far[ROOT] = own.hidden.pop(node), own.far.pop(node)
         dead = [slot for node, slot in sequence.node_slots.items() if node not in place]
         self._ledger.pool.release(dead)
         sequence.node_slots = {
             place[node]: slot for node, slot in sequence.node_slots.items() if node in place
         }
         own.hidden = {place[node]: own.hidden[node] for node in own.hidden if node in place}
+        kept = {place[node]: far for node, far in own.far.items() if node in place and place[node] != ROOT}
+        own.far = {ROOT: own.far[ROOT], **kept}
+
+    def judged(self, sequence: DraftSequence, node: int, *, right: bool) -> None:
+        """The target has chosen what follows the node, and the node's candidates had it or not."""
+        own = self._unbacked.get(sequence.request_id)
+        far = own.far.get(node) if own is not None else None
+        if far is not None:
+            tally = self.by_distance.setdefault(far, [0, 0])
+            tally[0] += 1
+            tally[1] += right
 
     def advance(self, sequences: Sequence[DraftSequence]) -> bool:
         """A part of what is behind, as much as one pass holds; a few last positions are left to the root's
         own pass."""
-        this = _Pass(self._chunk_tokens)
+        this = HeadPass(self._chunk_tokens)
         for sequence in sequences:
             self._catch_up(sequence, sequences, this)
         self._run(this)
@@ -136,7 +121,7 @@ class HeadModel(SlotKeeper):
         found: list[Candidates | None] = [None] * len(leaves)
         waiting = list(parts.values())
         while waiting:
-            this = _Pass(self._chunk_tokens)
+            this = HeadPass(self._chunk_tokens)
             rows, later = [], []
             for part in waiting:
                 sequence, first = leaves[part[0]].sequence, leaves[part[0]].node
@@ -172,7 +157,7 @@ class HeadModel(SlotKeeper):
         room = self._ledger.num_available - sum(missing) - len(busy) * (steps - 1)
         if not able or room < 0 or sum(missing) > self._chunk_tokens:
             return False
-        this = _Pass(self._chunk_tokens)
+        this = HeadPass(self._chunk_tokens)
         for sequence in busy:
             self._add_root(sequence, busy, this)
         slots = [self._take(steps - 1, busy) or [] for _ in busy]
@@ -207,7 +192,7 @@ class HeadModel(SlotKeeper):
     ) -> None:
         """tokens, scores: of the candidates of each step.  output: of each step."""
         sequence, own = leaf.sequence, self._unbacked[leaf.sequence.request_id]
-        own.tip, node, used = output[0], leaf.node, 0
+        own.tip, own.far[ROOT], node, used = output[0], 0, leaf.node, 0
         for step, (ids, values) in enumerate(zip(tokens, scores, strict=True)):
             count = min(leaf.count, sum(token >= 0 for token in ids))
             below = hang(Leaf(sequence, node, leaf.count), Candidates(ids[:count], values[:count]))
@@ -215,6 +200,7 @@ class HeadModel(SlotKeeper):
                 break
             node, used = below, step + 1
             sequence.node_slots[node], own.hidden[node] = slots[step], output[step + 1]
+            own.far[node] = step + 1
         self._ledger.pool.release(slots[used:])
 
     def forget(self, sequence: DraftSequence) -> None:
@@ -242,7 +228,7 @@ class HeadModel(SlotKeeper):
             if backed <= 0:
                 return False
             self._open(sequence, busy, backed - 1)
-            self._unbacked[sequence.request_id] = _Unbacked()
+            self._unbacked[sequence.request_id] = Unbacked()
         return True
 
     def _can_start(self, sequence: DraftSequence, busy: Sequence[DraftSequence]) -> bool:
@@ -268,7 +254,7 @@ class HeadModel(SlotKeeper):
 
     # ------------------------------------------------------------ passes
 
-    def _catch_up(self, sequence: DraftSequence, busy: Sequence[DraftSequence], this: _Pass) -> None:
+    def _catch_up(self, sequence: DraftSequence, busy: Sequence[DraftSequence], this: HeadPass) -> None:
         """Adds what one pass can do to bring the sequence up to its root."""
         if not self._begin(sequence, busy):
             return
@@ -283,7 +269,7 @@ class HeadModel(SlotKeeper):
         elif reached < last and backed <= sequence.num_held and this.room > 0:
             self._add_unbacked(sequence, busy, this)
 
-    def _add_root(self, sequence: DraftSequence, busy: Sequence[DraftSequence], this: _Pass) -> bool:
+    def _add_root(self, sequence: DraftSequence, busy: Sequence[DraftSequence], this: HeadPass) -> bool:
         """False = there are no slots."""
         end = len(sequence.tokens) - 1
         if self._backed(sequence) == end:
@@ -291,7 +277,13 @@ class HeadModel(SlotKeeper):
         return self._add_unbacked(sequence, busy, this)
 
     def _add_backed(
-        self, sequence: DraftSequence, end: int, busy: Sequence[DraftSequence], this: _Pass, *, wanted: bool
+        self,
+        sequence: DraftSequence,
+        end: int,
+        busy: Sequence[DraftSequence],
+        this: HeadPass,
+        *,
+        wanted: bool,
     ) -> bool:
         """Positions up to `end`, by the target's features; accepted nodes that stood for some lend their
         slots."""
@@ -309,7 +301,7 @@ class HeadModel(SlotKeeper):
         this.wanted += [(sequence, ROOT)] if wanted else []
         return True
 
-    def _add_unbacked(self, sequence: DraftSequence, busy: Sequence[DraftSequence], this: _Pass) -> bool:
+    def _add_unbacked(self, sequence: DraftSequence, busy: Sequence[DraftSequence], this: HeadPass) -> bool:
         """The next position, by the head's own output at the one before."""
         own, at = self._unbacked[sequence.request_id], self._reached(sequence)
         slots = self._take(1, busy) if own.tip is not None else None
@@ -322,7 +314,7 @@ class HeadModel(SlotKeeper):
         return True
 
     def _add_nodes(
-        self, sequence: DraftSequence, nodes: Sequence[int], busy: Sequence[DraftSequence], this: _Pass
+        self, sequence: DraftSequence, nodes: Sequence[int], busy: Sequence[DraftSequence], this: HeadPass
     ) -> int:
         """As many of the nodes as slots are to be had for; how many."""
         own, tree, places = self._unbacked[sequence.request_id], sequence.draft.tree, sequence.node_slots
@@ -344,7 +336,7 @@ class HeadModel(SlotKeeper):
             this.add(Segment(sequence.row, sequence.num_held, (), True, tokens, paths), joined)
         return len(tokens)
 
-    def _run(self, this: _Pass) -> Tensor | None:
+    def _run(self, this: HeadPass) -> Tensor | None:
         """Logits of the wanted rows; None where there is nothing to compute."""
         if not this.segments:
             return None
@@ -356,9 +348,10 @@ class HeadModel(SlotKeeper):
         for (sequence, node), row in zip(this.wanted, output, strict=True):
             own = self._unbacked[sequence.request_id]
             if node == ROOT:
-                own.tip = row
+                own.tip, own.far[ROOT] = row, own.far[ROOT] + 1 if own.spine else 0
             else:
                 own.hidden[node] = row
+                own.far[node] = own.far[sequence.draft.tree.parents[node]] + 1
         return logits
 
 

@@ -107,6 +107,15 @@ class CandidateModel(Protocol):
 
 
 @runtime_checkable
+class JudgedModel(Protocol):
+    """Wants to know how its candidates fared."""
+
+    by_distance: dict[int, list[int]]
+
+    def judged(self, sequence: DraftSequence, node: int, *, right: bool) -> None: ...
+
+
+@runtime_checkable
 class ChainModel(CandidateModel, Protocol):
     """Can compute several passes in a row, each below the best candidate of the one before, as one."""
 
@@ -150,6 +159,7 @@ class TreeDrafter:
         self._most_nodes = most_nodes
         self._thrifty = thrifty
         self._received = received
+        self._judging = model if isinstance(model, JudgedModel) else None
         self._chains = model if rule.straight and isinstance(model, ChainModel) else None
         self._cost = PassCost()
         self._sequences: dict[str, DraftSequence] = {}
@@ -186,6 +196,11 @@ class TreeDrafter:
     def take_features(self, request_id: str, generation: int, start: int, features: Tensor) -> None:
         if self._received is not None:
             self._received.take(request_id, generation, start, features)
+
+    @property
+    def by_distance(self) -> dict[int, list[int]]:
+        """See `HeadModel.by_distance`; empty for other models."""
+        return self._judging.by_distance if self._judging is not None else {}
 
     def work_ahead(self) -> list[DraftNodes] | None:
         # Below a root that is closed nothing can grow: reading its text would only take room from others.
@@ -224,6 +239,8 @@ class TreeDrafter:
             if node in draft.expanded:
                 self._rule.learn(draft, node, token)
             below = draft.tree.child(node, token)
+            if self._judging is not None and node in draft.expanded:
+                self._judging.judged(sequence, node, right=below is not None)
             if below is None:
                 break
             path.append(below)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -59,6 +59,7 @@ _MOST_WAITING = 4096
 class DraftGroupStats:
     """losses: of the worker.  joins: since the first.  busy_s, up_s: seconds that the drafter worked, and
     that a worker was there, up to its last sign of life.  last_loss: why the worker was lost the last time.
+    by_distance: see `Beat`.
     """
 
     losses: int = 0
@@ -66,6 +67,7 @@ class DraftGroupStats:
     busy_s: float = 0.0
     up_s: float = 0.0
     last_loss: str = ""
+    by_distance: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def idle_share(self) -> float | None:
@@ -294,6 +296,7 @@ class DraftGroup:
                 if isinstance(message, DraftDone | NodesDrafted):
                     self._events.put(message)
             self.stats.busy_s = before.busy_s + attachment.beat.busy_s
+            self.stats.by_distance = attachment.beat.by_distance
             self.stats.up_s = before.up_s + attachment.beat.up_s
             if (problem := self._problem(attachment)) is not None:
                 return problem

@@ -123,12 +123,14 @@ class Refused(msgspec.Struct, frozen=True):
 
 class Beat(msgspec.Struct, frozen=True):
     """The worker's loop is alive. allow_s: how long it may be silent from here on.  received: number of the
-    last packet of work taken in.  busy_s, up_s: seconds of work, and of the attachment, so far."""
+    last packet of work taken in.  busy_s, up_s: seconds of work, and of the attachment, so far.  by_distance:
+    of a head, guesses by how many of its own outputs they are made from: judged, and right."""
 
     allow_s: float
     received: int
     busy_s: float
     up_s: float
+    by_distance: dict[int, tuple[int, int]] = {}
 
 
 class Fault(msgspec.Struct, frozen=True):

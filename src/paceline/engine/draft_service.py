@@ -25,6 +25,7 @@ DraftWork = GrowDrafts | AdvanceDrafts | Release | TargetFeatures
 
 _LONG_READ_TOKENS = 64
 _LEAST_SCORE = -1e30
+_MOST_DISTANCES = 64
 _MOST_AHEAD = 256
 """Nodes that a drafter which only answers is asked for ahead: as many as one verification may hold."""
 
@@ -61,6 +62,12 @@ class DraftService:
     def wants_work(self) -> bool:
         """Whether there may be something to grow before the next message."""
         return self._worker_ahead is not None and self._passes_left > 0
+
+    @property
+    def by_distance(self) -> dict[int, tuple[int, int]]:
+        """See `Beat`."""
+        found: dict[int, list[int]] = getattr(self._drafter, "by_distance", {})
+        return {far: (judged, right) for far, (judged, right) in sorted(found.items())[:_MOST_DISTANCES]}
 
     @property
     def settled(self) -> bool:

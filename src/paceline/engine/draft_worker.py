@@ -210,7 +210,10 @@ class DraftWorker:
             allow_s = min(10 * service.slowest_s, MOST_ALLOWED_S / 2) if service.settled else MOST_ALLOWED_S
         self._beat_at, self._told_s = time.perf_counter(), allow_s
         up_s = self._beat_at - attachment.began
-        self._answer(attachment, Beat(allow_s, attachment.expected, attachment.service.busy_s, up_s))
+        service = attachment.service
+        self._answer(
+            attachment, Beat(allow_s, attachment.expected, service.busy_s, up_s, service.by_distance)
+        )
 
     def _send(self, address: bytes, message: object, number: int) -> bool:
         return self._listener.send(address, self._codec.encode(message, number))

@@ -124,6 +124,7 @@ class LaneRecord:
             draft_passes=draft.count,
             draft_busy_s=busy_s,
             draft_idle_share=idle_share,
+            drafted_by_distance=dict(self._group.by_distance) if self._group is not None else {},
             drafter_losses=max(told.losses, self._heard.losses),
             drafter_joins=told.joins,
             drafter_away=self._lost or told.losses > told.joins,

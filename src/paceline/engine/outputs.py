@@ -77,6 +77,8 @@ class LaneStats:
     the time since it was there.  drafter_losses, drafter_joins: how often it was lost and came back.
     drafter_away: whether it is lost now; decoding goes on without it.  drafter_loss_reason: of the last loss.
     drafters: of each, how often it was asked, how far its confidence can be trusted, what it costs.
+    drafted_by_distance: of a head beside the target, by how many of its own outputs in a row stood for hidden
+    states of the target's: guesses judged, and right.
     """
 
     mode: str
@@ -93,6 +95,7 @@ class LaneStats:
     drafter_away: bool = False
     drafter_loss_reason: str | None = None
     drafters: tuple[DrafterReport, ...] = ()
+    drafted_by_distance: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

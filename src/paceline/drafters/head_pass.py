@@ -1,0 +1,41 @@
+"""What a head has computed of a sequence beside what it keeps, and one pass over several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from paceline.core.token_tree import ROOT
+from paceline.drafters.tree_drafter import DraftSequence
+from paceline.execution.forward_batch import Segment
+
+
+@dataclass(slots=True)
+class Unbacked:
+    """What a sequence has computed from the head's own output, for want of the target's features.
+
+    spine: slots of the committed positions that follow those held.  tip: output `[hidden]` at the last
+    committed position that is computed, None = it was not wanted then.  hidden: output at each node.
+    far: how many of the head's own outputs the tip (as ROOT) and each node are made from, one by one.
+    """
+
+    spine: list[int] = field(default_factory=list)
+    tip: Tensor | None = None
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+    far: dict[int, int] = field(default_factory=lambda: {ROOT: 0})
+
+
+@dataclass(slots=True)
+class HeadPass:
+    """inputs: what the head reads beside the tokens, in their order.  wanted: whose rows come out."""
+
+    room: int
+    segments: list[Segment] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    wanted: list[tuple[DraftSequence, int]] = field(default_factory=list)
+
+    def add(self, segment: Segment, inputs: Tensor) -> None:
+        self.segments.append(segment)
+        self.inputs.append(inputs)
+        self.room -= len(inputs)
