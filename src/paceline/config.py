@@ -35,7 +35,9 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class SpeculationConfig(_Table, frozen=True):
-    """draft: "ngram", "suffix", "layers" (the first of the target), "none", or a model (as `Config.model`).
+    """draft: "ngram", "suffix", "layers" (the first of the target), "eagle3" (the head shipped for it), "mtp"
+    (its own modules), a model (as `Config.model`) or a head, in a folder or on a hub; several joined by +; or
+    "none".  draft_dtype: of a drafter with weights; auto = the target's precision for a head.
 
     num_speculative_tokens: guesses per request and step, whatever the batch; unset = as many as pay for
     themselves by measured costs and acceptance, up to 15 in the modes overlapped and serial-chain;

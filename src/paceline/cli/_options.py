@@ -17,7 +17,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ENGINE_OPTIONS = [
     click.option("--model", help='"embedded", a directory, a GGUF file or a Hugging Face name.'),
-    click.option("--draft", help='"ngram", "suffix", "layers", "none", or a model; several joined by +.'),
+    click.option(
+        "--draft",
+        help='"ngram", "suffix", "layers", "eagle3", "mtp", "none", a model or a head; several joined by +.',
+    ),
     click.option("--num-speculative-tokens", type=int, metavar="N", help="Guesses per step."),
     click.option("--placement", type=click.Choice(get_args(Placement)), help="Where draft and target run."),
     click.option("--mode", type=click.Choice(get_args(Mode)), help="How they work together."),
@@ -27,7 +30,9 @@ _ENGINE_OPTIONS = [
     click.option("--draft-address", metavar="TCP", help="tcp://HOST:PORT of `paceline draft`."),
     click.option("--draft-key-file", metavar="FILE", help="The key it was started with."),
     click.option("--dtype", type=click.Choice(get_args(Dtype)), help="How weights are held and multiplied."),
-    click.option("--draft-dtype", type=click.Choice(get_args(Dtype)), help="The same, of a draft model."),
+    click.option(
+        "--draft-dtype", type=click.Choice(get_args(Dtype)), help="The same, of a drafter with weights."
+    ),
     click.option(
         "--exact/--no-exact", default=None, help="Bit for bit equal to plain decoding on any kernel."
     ),
