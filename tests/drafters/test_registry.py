@@ -24,7 +24,10 @@ def test_a_name_stands_for_its_kind(name: str) -> None:
     assert drafter.kind is KINDS[name]
 
 
-@pytest.mark.parametrize("name", ["embedded", "some/where", "org/name@main", "model.gguf", "model"])
+@pytest.mark.parametrize(
+    "name",
+    ["embedded", "Embedded", "some/where", "org/name@main", "org/EAGLE3", "me/mtp", "model.gguf", "model"],
+)
 def test_what_is_no_drafters_name_is_a_models(name: str) -> None:
     (drafter,) = named(name)
     assert (drafter.name, drafter.kind) == (name, MODEL)
@@ -51,6 +54,8 @@ def test_a_folder_may_have_almost_a_drafters_name(tmp_path: Path, monkeypatch: p
     [
         ("ngrams", "no drafter 'ngrams'", "did you mean `ngram`?"),
         ("Nnone", "no drafter 'Nnone'", "did you mean `none`?"),
+        ("EAGLE3", "no drafter 'EAGLE3'", "did you mean `eagle3`?"),
+        ("None", "no drafter 'None'", "did you mean `none`?"),
         ("embeded", "no drafter 'embeded'", "did you mean `embedded`?"),
         ("ngram+n-gram", "no drafter 'n-gram'", "did you mean `ngram`?"),
         ("ngram+", "speculation.draft is 'ngram+'", "give a name on either side"),

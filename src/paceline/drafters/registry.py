@@ -146,8 +146,9 @@ def named(draft: str) -> tuple[NamedDrafter, ...]:
 def _kind(name: str, draft: str) -> DrafterKind:
     if name in KINDS:
         return KINDS[name]
-    known = [*KINDS, _NONE, *_MODEL_NAMES]
-    if name.lower() not in known and not Path(name).exists():
+    # A name on a hub, owner and all, is nobody's typo.
+    if name.lower() not in _MODEL_NAMES and "/" not in name and not Path(name).exists():
+        known = [*KINDS, _NONE, *_MODEL_NAMES]
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
         if near:
             raise ConfigError(
