@@ -213,6 +213,16 @@ def test_a_head_of_the_whole_vocabulary_and_of_31(target: Path, tmp_path: Path, 
     assert 0 < (report.share_of_step or 0) < 1
 
 
+@pytest.mark.parametrize("mode", ["serial-chain", "overlapped"])
+def test_a_place_that_the_head_reads_twice_is_kept_once(tmp_path: Path, head: Path, mode: str) -> None:
+    """Of a target of 4 layers the usual places are 2, 2 and 1."""
+    target = write_random(tmp_path / "shallow", layers=4)
+    with LLM(target, draft=head, mode=mode, **ENGINE) as llm:
+        check(decoded(target, "float32"), llm, accepts=False)
+        assert llm.speculation.num_drafted_nodes > 0
+        assert not llm.lanes.drafter_losses
+
+
 @pytest.mark.parametrize("layout", ["deepseek", "mimo"])
 def test_the_targets_own_modules(tmp_path: Path, layout: str) -> None:
     target = write_target(tmp_path / "target", modules(layout, 2))

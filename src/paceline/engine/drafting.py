@@ -100,9 +100,13 @@ class ChosenDrafter:
         return make(self.kind, materials)
 
     def _features(self, target: TargetTerms) -> FeatureSource | None:
-        if target.view is None or self.capture in ((), target.view.capture):
-            return target.received or target.view
-        return FeatureColumns(target.view, [target.view.capture.index(place) for place in self.capture])
+        """Each place of `capture` in its order, of a target that keeps none twice."""
+        source = target.received or target.view
+        # In another process than the target there is no other drafter to keep any for.
+        kept = target.view.capture if target.view is not None else all_captured([self])
+        if source is None or self.capture in ((), kept):
+            return source
+        return FeatureColumns(source, [kept.index(place) for place in self.capture])
 
 
 def check_place(drafters: Sequence[NamedDrafter], *, separate: bool, ranks: int = 1) -> None:
