@@ -11,7 +11,8 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.core.stats import SpeculationStats
-from paceline.errors import ConfigError, ModelError
+from paceline.engine import head_setup
+from paceline.errors import ConfigError, KernelError, ModelError
 from tests.cases.lab import assert_no_slot_lost, random_prompt
 from tests.loading.heads import LAYERS, eagle, write_head
 from tests.loading.mtp import modules, write_target
@@ -221,6 +222,21 @@ def test_a_place_that_the_head_reads_twice_is_kept_once(tmp_path: Path, head: Pa
         check(decoded(target, "float32"), llm, accepts=False)
         assert llm.speculation.num_drafted_nodes > 0
         assert not llm.lanes.drafter_losses
+
+
+def test_without_kernels_plain_torch_has_the_groups_threads(
+    target: Path, head: Path, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise KernelError("there is no compiler.")
+
+    threads: list[int] = []
+    monkeypatch.setattr(head_setup, "NativeHead", refuse)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    with LLM(target, draft=head, max_num_seqs=4, **ENGINE) as llm:
+        assert threads == [ENGINE["threads"]]
+        check(plain, llm, accepts=False)
+        assert llm.speculation.num_drafted_nodes > 0
 
 
 @pytest.mark.parametrize("layout", ["deepseek", "mimo"])

@@ -73,5 +73,6 @@ class HeadSetup:
                     remedy = "int8 weights need them: choose draft_dtype = float32."
                     raise KernelError(f"{error} {remedy}") from error
                 logger.warning("%s Falling back to plain torch, which is several times slower.", error)
+            torch.set_num_threads(threads)
         dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
         return TorchHead(head.spec, head.weights, dtype=dtype, device=self.torch_device)
