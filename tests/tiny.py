@@ -23,9 +23,9 @@ from tests.tiny_checkpoints import VOCAB, tiny_tokenizer
 Array = NDArray[np.float32]
 
 ENGINE: Mapping[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1}
+"""Options every test engine runs with: exact arithmetic on one thread of the native kernels."""
 DRAFTED: Mapping[str, Any] = {**ENGINE, "draft_dtype": "float32"}
 """With a draft model."""
-"""Options every test engine runs with: exact arithmetic on one thread of the native kernels."""
 
 HIDDEN = 48
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 12
