@@ -128,7 +128,7 @@ def test_unasked_it_streams_one_draft_for_what_it_was_told() -> None:
     assert (first.tokens, first.parents) == ((3, 1), (-5, 0))
     assert (nothing.request_id, nothing.tokens) == ("b", ())
     assert own.work_ahead() is None
-    own.advance([DraftItem("a", 5, (3,), 9, 9, generation=7), DraftItem("b", 1, (5,), 0, 0, generation=8)])
+    own.advance([DraftItem("a", 5, (3,), 9, 9, generation=7), DraftItem("b", 1, (5,), 9, 9, generation=8)])
     own.release(["b"])
     (second,) = own.work_ahead() or []
     assert (second.num_tokens, second.first, second.parents[:2]) == (6, 2, (-6, 2))

@@ -14,6 +14,7 @@ from paceline.core.drafting import DrafterNeeds, FixedLength
 from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.params import SamplingParams
 from paceline.core.scheduler import Limits
+from paceline.core.token_tree import ROOT
 from paceline.core.work import DraftItem, Event, Proposal, RequestArrived, RunTarget, TargetItem
 from paceline.engine.executor import LocalExecutor
 from paceline.execution.model_runner import ModelRunner
@@ -191,8 +192,12 @@ def test_slots_that_another_wrote_are_not_read() -> None:
     assert (view.computed("a"), view.computed("b"), view.computed("c")) == (0, 10, 2)
     with pytest.raises(ValueError, match="has computed 0"):
         view.features("a", 0, 1)
-    run(4, "d", 1, [40])
-    assert view.computed("b") == 0, "its row is another's"
+    kept = (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)  # of texts that were computed before, as a cached prefix is
+    lab.target.run(RunTarget(4, (TargetItem("d", 1, 10, (1,), 0, (*kept, 40), False),)))
+    assert (view.computed("b"), view.computed("d")) == (0, 11), "its row is another's"
+    assert view.computed("c") == 2
+    lab.target.run(RunTarget(5, (TargetItem("e", 0, 0, (1,), 0, (41,), False, (1,), (ROOT,), (30,)),)))
+    assert view.computed("c") == 0, "a guess was computed in its slot"
     assert view.computed("nobody") == 0
 
 
