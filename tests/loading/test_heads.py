@@ -319,6 +319,9 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "rope": (None, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
     "nested": (None, {"transformer_layer_config": 3}, "transformer_layer_config must be an object"),
     "eps": (None, {"rms_norm_eps": "small"}, "cannot understand"),
+    "huge eps": (None, {"rms_norm_eps": 10**400}, "cannot understand"),
+    "negative eps": (None, {"rms_norm_eps": -1}, "rms_norm_eps must be above 0, found -1"),
+    "eps that is no number": (None, {"rms_norm_eps": float("nan")}, "rms_norm_eps must be above 0"),
     "kind": (None, {"speculators_model_type": "medusa"}, "speculator of kind 'medusa'"),
 }
 
@@ -359,6 +362,13 @@ def test_damaged_config(text: str, model: LoadedModel, tmp_path: Path) -> None:
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ModelError, match=r"config\.json"):
         load_head(folder, model)
+
+
+def test_what_is_only_told_of_a_head_may_be_nonsense(model: LoadedModel, tmp_path: Path) -> None:
+    told = {"architectures": 5, "speculators_config": {"proposal_methods": 5}}
+    folder = write_head(tmp_path, **told)
+    assert is_head(folder)
+    assert load_head(folder, model).num_speculative_tokens is None
 
 
 def test_folders_without_a_head(model: LoadedModel, tmp_path: Path) -> None:

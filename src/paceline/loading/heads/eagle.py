@@ -5,6 +5,7 @@ block's sizes in `transformer_layer_config` and calls it `layers.0`. Weights and
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def _spec(files: _Files, target: DecoderSpec) -> HeadSpec:
         head_dim=head_dim,
         context_length=max(positions, target.context_length) if endless else positions,
         rope=rope_spec(rope, head_dim, positions, where),
-        norm_eps=float(block.get("rms_norm_eps") or 1e-6),
+        norm_eps=_norm_eps(block, where),
         attn_scale=head_dim**-0.5,
         activation=ACTIVATIONS[activation],
         norm_before_fc=_flag(files, "norm_before_fc", implied="input_norm.weight" in files.names),
@@ -158,6 +159,14 @@ def _spec(files: _Files, target: DecoderSpec) -> HeadSpec:
 
 def _whole_or(config: Config, key: str, default: int, where: str) -> int:
     return default if config.get(key) is None else whole_number(config, key, where)
+
+
+def _norm_eps(block: Config, where: str) -> float:
+    """Features of any other would not be numbers, and the head would guess nothing without a word."""
+    value = float(block.get("rms_norm_eps") or 1e-6)
+    if not 0 < value < math.inf:
+        raise ModelError(f"{where}: rms_norm_eps must be above 0, found {value}. Correct it.")
+    return value
 
 
 def _check_target(files: _Files, target: DecoderSpec) -> None:

@@ -72,7 +72,7 @@ def load_head(name: str | Path, target: LoadedModel, *, unpickle: bool = False) 
         return LoadedHead(name, "MTP", spec, weights, provenance)
     try:
         spec, weights = load_eagle(folder, config, stored, target.spec, target.weights)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise ModelError(
             f"cannot understand {folder}/config.json: {type(error).__name__}: {error}. Download the file "
             "again, or correct the value."
@@ -132,7 +132,9 @@ def _config(folder: Path) -> dict[str, Any]:
 def _describes_head(config: Mapping[str, Any]) -> bool:
     if any(key in config for key in ("speculators_model_type", "draft_vocab_size", "eagle_config")):
         return True
-    names = [config.get("model_type"), *(config.get("architectures") or ())]
+    architectures = config.get("architectures")
+    listed = architectures if isinstance(architectures, list) else [architectures]
+    names = [config.get("model_type"), *listed]
     return any(word in str(name).lower() for name in names for word in _HEAD_WORDS)
 
 
@@ -151,8 +153,9 @@ def _proposal(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _proposed(config: Mapping[str, Any]) -> int | None:
-    methods = _proposal(config).get("proposal_methods") or [{}]
-    count = methods[0].get("speculative_tokens") if isinstance(methods[0], Mapping) else None
+    methods = _proposal(config).get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    count = first.get("speculative_tokens") if isinstance(first, Mapping) else None
     return count if type(count) is int and count > 0 else None
 
 
