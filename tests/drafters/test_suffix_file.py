@@ -90,6 +90,16 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         file(path).read(cache())
 
 
+def test_a_damaged_file_that_another_program_packed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "past.npz"
+    np.savez_compressed(path, tokens=np.arange(4000, dtype=np.int32))
+    data = bytearray(path.read_bytes())
+    data[60:200] = b"\xff" * 140
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"cannot be read.*remove it"):
+        file(path).read(cache())
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [

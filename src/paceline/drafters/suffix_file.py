@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from paceline.errors import ConfigError
 
 VERSION = 1
 _ALL_AT_ONCE = 2**62
+_UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, MemoryError)
+"""RuntimeError: parts that are encrypted, or packed in a way that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class SuffixFile:
                 kept = {name: archive[name] for name in archive.files}
         except FileNotFoundError:
             return
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError, MemoryError) as error:
+        except _UNREADABLE as error:
             raise self._refusal(f"cannot be read ({type(error).__name__}: {error})") from None
         self._check(kept)
         starts = np.cumsum(kept["lengths"]) - kept["lengths"]
