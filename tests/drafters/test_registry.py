@@ -71,6 +71,11 @@ def test_nonsense_is_refused(draft: str, cause: str, remedy: str) -> None:
     assert remedy in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["Embedded", "x" * 5000])
+def test_a_name_in_capitals_or_too_long_for_a_path_is_left_to_the_loader(name: str) -> None:
+    assert [each.kind for each in named(name)] == [MODEL]
+
+
 def test_whose_choice_it_is_decides_what_is_known() -> None:
     assert drafters_of(load_config(options={"draft": "none"})) == ()
     assert [each.kind for each in drafters_of(load_config(), own_drafter=True)] == [OWN]

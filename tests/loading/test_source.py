@@ -43,6 +43,12 @@ def test_what_is_nothing_is_refused(name: str, tmp_path: Path, monkeypatch: pyte
         resolve(name)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/model"])
+def test_what_the_system_cannot_look_for_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=r"cannot be looked for: .*Check the path"):
+        resolve(name)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

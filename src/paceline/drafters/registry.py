@@ -130,7 +130,7 @@ def drafters_of(config: Config, *, own_drafter: bool = False) -> tuple[NamedDraf
 
 def named(draft: str) -> tuple[NamedDrafter, ...]:
     """What `speculation.draft` stands for: one name, or several joined by `+`. Raises ConfigError."""
-    names = [draft] if Path(draft).exists() else [name.strip() for name in draft.split("+")]
+    names = [draft] if _exists(draft) else [name.strip() for name in draft.split("+")]
     if names == [_NONE]:
         return ()
     if _NONE in names:
@@ -147,7 +147,7 @@ def _kind(name: str, draft: str) -> DrafterKind:
     if name in KINDS:
         return KINDS[name]
     # A name on a hub, owner and all, is nobody's typo.
-    if name.lower() not in _MODEL_NAMES and "/" not in name and not Path(name).exists():
+    if name.lower() not in _MODEL_NAMES and "/" not in name and not _exists(name):
         known = [*KINDS, _NONE, *_MODEL_NAMES]
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
         if near:
@@ -155,6 +155,14 @@ def _kind(name: str, draft: str) -> DrafterKind:
                 f"speculation.draft is {draft}: there is no drafter {shown(name)}; did you mean `{near[0]}`?"
             )
     return MODEL
+
+
+def _exists(name: str) -> bool:
+    """Nothing does that the system cannot be asked for, because its name is too long or out of reach."""
+    try:
+        return Path(name).exists()
+    except OSError:
+        return False
 
 
 def make(kind: DrafterKind, materials: Materials) -> Drafter:

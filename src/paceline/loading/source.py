@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.errors import ModelError
+from paceline.errors import ModelError, shown
 
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
@@ -39,7 +39,7 @@ def resolve(name: str) -> Source:
     """
     if name.lower() in _EMBEDDED_NAMES:
         return Source("gguf", name, _embedded_path(), sha256=EMBEDDED_SHA256)
-    path = Path(name).expanduser()
+    path = _path(name)
     if name and path.is_dir():
         return Source("checkpoint", name, path)
     if path.is_file():
@@ -48,9 +48,20 @@ def resolve(name: str) -> Source:
     if match and path.suffix not in (".gguf", ".safetensors", ".bin", ".pt"):
         return Source("hub", name, repo=match["repo"], revision=match["revision"])
     raise ModelError(
-        f"there is no model {name!r}: no such file or folder, and not a Hugging Face id like org/name. "
+        f"there is no model {shown(name)}: no such file or folder, and not a Hugging Face id like org/name. "
         "Give a folder with a Hugging Face checkpoint, a .gguf file, a hub id, or `embedded`."
     )
+
+
+def _path(name: str) -> Path:
+    """Raises ModelError where the system takes no such name, because it is too long, or cannot be asked."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"the model {shown(name)} cannot be looked for: {reason}. Check the path.") from None
+    return path
 
 
 def _file(name: str, path: Path) -> Source:
