@@ -110,6 +110,29 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
+def test_folders_that_cannot_be_made_are_named_before_the_work(tmp_path: Path) -> None:
+    model, data = target(tmp_path), prompts(tmp_path)
+    (tmp_path / "file").touch()
+    for arguments in (
+        ("--out", tmp_path / "file"),
+        ("--out", tmp_path / "x", "--features", tmp_path / "file"),
+    ):
+        result = train("--target", model, "--data", data, *arguments)
+        assert result.exit_code == 2, result.output
+        assert f"{tmp_path / 'file'} cannot be a folder" in result.output
+        assert "Give another with --out or --features" in result.output
+    assert not (tmp_path / "x" / "answers.jsonl").exists()
+
+
+@pytest.mark.parametrize("layers", ["1,99", "-1,2", "2,2,5", "2,4,8"])
+def test_layers_that_the_target_does_not_have_are_named_before_the_work(tmp_path: Path, layers: str) -> None:
+    model, data, out = target(tmp_path), prompts(tmp_path), tmp_path / "out"
+    result = train("--target", model, "--data", data, "--out", out, f"--capture={layers}")
+    assert result.exit_code == 2, result.output
+    assert f"--capture is {layers}: give different layers of {model}, from 0 to 7." in result.output
+    assert not (out / "answers.jsonl").exists()
+
+
 def test_nothing_to_answer(tmp_path: Path) -> None:
     result = train("--target", target(tmp_path), "--out", tmp_path / "o")
     assert result.exit_code == 2

@@ -113,7 +113,7 @@ def eagle3(**values: Any) -> None:
     """
     import torch
 
-    from paceline.train.pipeline import Places, answer_stage, capture_stage, train_stage
+    from paceline.train.pipeline import Places, answer_stage, capture_stage, check_capture, train_stage
     from paceline.train.recipe import Recipe
 
     recipe = Recipe(**_given(values, {each.name for each in fields(Recipe)}))
@@ -123,6 +123,8 @@ def eagle3(**values: Any) -> None:
     prompts = _prompts(values, places) if "answers" in stages else []
     layers = _layers(values["capture"])
     setup = setup_of(values)
+    check_capture(setup, layers)
+    _make_folders(out, places.features)
     torch.set_num_threads(setup.group.threads)
     if prompts or ("answers" in stages and values["invent"]):
         answer_stage(
@@ -139,6 +141,17 @@ def eagle3(**values: Any) -> None:
         stop = _until_told()
         over = train_stage(setup, places, recipe, layout=values["layout"], quiet=quiet, stop=stop.is_set)
         _say_what_came_out(places, over=over)
+
+
+def _make_folders(*folders: Path) -> None:
+    """Before hours of work. Raises ConfigError."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be a folder: {error.strerror}. Give another with --out or --features."
+            ) from None
 
 
 def _given(values: dict[str, Any], names: set[str]) -> dict[str, Any]:

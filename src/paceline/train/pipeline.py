@@ -63,6 +63,16 @@ def answer_stage(
         answer(setup.model, engine, prompts, places.answers, plan, progress=show)
 
 
+def check_capture(setup: ModelSetup, layers: tuple[int, ...]) -> None:
+    """Raises ConfigError for layers, asked for by `--capture`, that the target does not have."""
+    last = setup.model.spec.num_layers - 1
+    if any(not 0 <= layer <= last for layer in layers) or len(set(layers)) < len(layers):
+        raise ConfigError(
+            f"--capture is {','.join(map(str, layers))}: give different layers of {setup.model.name}, from 0 "
+            f"to {last}."
+        )
+
+
 def capture_stage(
     setup: ModelSetup, places: Places, capture_at: tuple[int, ...], longest: int, *, quiet: bool
 ) -> None:
