@@ -54,6 +54,13 @@ def test_all_stages_and_again(tmp_path: Path) -> None:
     assert [record["update"] for record in records if "loss" in record] == list(
         range(1, records[-1]["update"] + 1)
     )
+    state = (out / "state.pt").read_bytes()
+    (out / "state.pt").write_bytes(state[:1000])
+    result = train(*arguments)
+    assert result.exit_code == 1
+    assert f"cannot read {out / 'state.pt'}" in result.output
+    assert "delete it to start the training anew" in result.output
+    (out / "state.pt").write_bytes(state)
     training = json.loads((out / "head" / "training.json").read_text())
     loaded = load(str(model))
     assert training["target"]["sha256"] == loaded.provenance.fingerprint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -277,7 +278,12 @@ class Trainer:
         path = self.folder / _STATE
         if not path.exists():
             return
-        state = torch.load(path, map_location=self.device, weights_only=True)
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ModelError(
+                f"cannot read {path} ({str(error).splitlines()[0]}): delete it to start the training anew."
+            ) from error
         if state["identity"] != json.dumps(self._identity()):
             raise ModelError(
                 f"{path} is the state of a training with another recipe, head or data: "
