@@ -128,9 +128,10 @@ def measure(drafter: str, repeat: int, args: argparse.Namespace) -> list[Result]
     options = {"mode": "autoregressive"} if drafter == "none" else {"draft": drafter}
     with LLM(dtype=args.dtype, max_num_seqs=max(args.batches), **options) as llm:
         for workload, questions in workloads(args.data).items():
-            prompts = _encoded(llm, questions, args.prompts, args.longest)
+            most = max(args.prompts, *args.batches)
+            prompts = _encoded(llm, questions, most, args.longest)
             for batch in args.batches:
-                outputs, seconds = run(llm, prompts, params, batch)
+                outputs, seconds = run(llm, prompts[: max(args.prompts, batch)], params, batch)
                 results.append(result(drafter, workload, batch, repeat, outputs, seconds))
     return results
 
@@ -200,9 +201,9 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[3, 5])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--prompts", type=int, default=16, help="per workload")
+    parser.add_argument("--prompts", type=int, default=8, help="per workload; more where a batch is larger")
     parser.add_argument("--longest", type=int, default=1500, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--ignore-eos", action="store_true")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
