@@ -13,7 +13,7 @@ from paceline.drafters.features import FeatureColumns, FeatureSource, ReceivedFe
 from paceline.drafters.registry import HEAD, DrafterKind, Materials, NamedDrafter, make
 from paceline.drafters.tree_drafter import CandidateModel, TreeDrafter
 from paceline.engine.device_groups import DeviceGroup
-from paceline.engine.head_setup import HeadSetup
+from paceline.engine.head_setup import HeadSetup, head_precision
 from paceline.engine.machine import resolve_precision
 from paceline.engine.model_setup import ModelSetup
 from paceline.engine.modes import Mode, growth_rule, most_guesses
@@ -165,9 +165,7 @@ def _chosen(
         return ChosenDrafter(kind, ModelSetup(model, precision, device, group, config.exact))
     kind = HEAD if kind.weights == "named" else kind
     head = _head(drafter, target or load(config.model))
-    # Nothing is gained by a head that is more exact than the features it reads.
-    dtype = config.dtype if config.speculation.draft_dtype == "auto" else config.speculation.draft_dtype
-    return ChosenDrafter(kind, HeadSetup(head, resolve_precision(dtype, device), device, group))
+    return ChosenDrafter(kind, HeadSetup(head, head_precision(config, device), device, group))
 
 
 def _head(drafter: NamedDrafter, target: LoadedModel) -> LoadedHead:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from paceline.core.work import TargetItem
 from paceline.execution.model_runner import ModelRunner
+from paceline.kernels.batch import IntArray
 
 
 class TargetView(Protocol):
@@ -112,4 +114,13 @@ class ComputedTokens:
                 f"{self.computed(request_id)} and captures {len(self.capture)} places"
             )
         slots = self._runner.tables.rows[self._places[request_id].row, start:end]
+        return _gathered(kept, slots)
+
+
+def _gathered(kept: Tensor, slots: IntArray) -> Tensor:
+    """Rows of `kept`. On a CPU by numpy: torch would wake threads of its own for them, which then wait busily
+    where the next pass wants to run."""
+    if kept.device.type != "cpu":
         return kept[slots.tolist()]
+    bits = kept.view(torch.int16) if kept.dtype == torch.bfloat16 else kept
+    return torch.from_numpy(bits.numpy()[slots]).view(kept.dtype)
