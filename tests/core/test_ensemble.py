@@ -93,7 +93,7 @@ def test_only_guesses_below_what_was_committed_are_judged() -> None:
     )
 
 
-def test_all_requests_are_judged_and_some_of_many_teach() -> None:
+def test_of_many_requests_some_are_judged_each_in_its_turn() -> None:
     ensemble = Ensemble(1)
     for _ in range(4):
         ensemble.begin_step(64)
@@ -101,7 +101,7 @@ def test_all_requests_are_judged_and_some_of_many_teach() -> None:
             merged = Merged()
             ensemble.take(merged, f"r{at}", 0, chain([5], -0.5), -inf)
             ensemble.judge(merged, f"r{at}", [5])
-    assert sum(ensemble.reliability[0].counts) == 4 * 64
+    assert sum(ensemble.reliability[0].counts) == 4 * 16
 
 
 def test_reliability_counts_by_tenths() -> None:

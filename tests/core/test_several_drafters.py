@@ -150,3 +150,15 @@ def test_any_life_of_requests_and_drafters(seed: int, count: int, planned: bool,
     again = EngineCore(drive.core.config)
     for now, (event, work) in zip(drive.times, drive.log, strict=True):
         assert again.handle(event, now) == work
+
+
+def test_one_drafter_alone_is_verified_as_it_is_and_weighed_now_and_then() -> None:
+    drive = make_drive([oracle], k=4, costs=True)
+    arrive(drive, "r", [1, 2, 3], max_tokens=180)
+    finish(drive, {"r": [1, 2, 3]}, 180)
+    (report,) = drive.core.drafts.report()
+    steps = drive.core.speculation.num_drafts
+    judged = sum(count for count, _, _ in report.reliability)
+    assert report.num_questions == steps > 32
+    assert 0 < judged <= 5 * (steps // 16)
+    assert drive.core.speculation.num_draft_tokens > 4 * (steps - 2), "all that it says"

@@ -180,3 +180,21 @@ def test_a_bad_parameter_is_named_with_its_remedy(bad: dict[str, object]) -> Non
     message = str(caught.value)
     assert next(iter(bad)).split("[")[0] in message
     assert any(word in message for word in ("must be", "give", "lower", "remove", "keys are"))
+
+
+@given(st.lists(st.tuples(st.integers(-1, 30), st.integers(0, 2)), max_size=30))
+def test_a_chain_that_starts_to_branch_is_the_tree_it_would_have_been(nodes: list[tuple[int, int]]) -> None:
+    tree, below = TokenTree(), {ROOT: list[int]()}
+    for parent, token in nodes:
+        parent = min(parent, len(tree) - 1)
+        known = next((node for node in below[parent] if tree.tokens[node] == token), None)
+        assert tree.child(parent, token) == known
+        node = tree.add(parent, token, -0.5)
+        if known is None:
+            below[parent].append(node)
+            below[node] = []
+        assert node == (known if known is not None else len(tree) - 1)
+        assert {each: tree.children(each) for each in below} == below
+    assert tree.best_below(ROOT, 5, 3) == TokenTree.build(tree.tokens, tree.parents, tree.scores).best_below(
+        ROOT, 5, 3
+    )

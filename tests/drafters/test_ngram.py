@@ -73,6 +73,21 @@ def test_requests_do_not_see_each_other() -> None:
     drafter.release(["a", "b", "unknown"])
 
 
+def test_longer_matches_have_better_scores_that_learn() -> None:
+    drafter = NgramDrafter(1, 3)
+    told = Announcement(3, SamplingParams().resolved())
+    scores = {}
+    for matched in (1, 2, 3):
+        text = (1, 2, 3, 4, 5, 9, *(1, 2, 3)[3 - matched :])
+        (found,) = drafter.grow([DraftItem(f"m{matched}", 0, text, 2, 2, told)])
+        assert found.tokens == (4, 5)
+        (scores[matched],) = set(found.scores)
+        assert scores[matched] == pytest.approx(log(matched / (matched + 1)))
+    assert scores[1] < scores[2] < scores[3] < 0.0
+    (later,) = drafter.grow([DraftItem("m3", 9, (4, 5, 9, 1, 2, 3), 2, 2)])
+    assert later.scores == pytest.approx([log((2 + 8 * 3 / 4) / (2 + 8))] * 2), "both were right"
+
+
 def places(tokens: list[int], min_match: int, max_match: int, most: int) -> list[tuple[int, int]]:
     """Of each length, longest first, the earliest place and the latest: (place, length)."""
     found: dict[int, int] = {}

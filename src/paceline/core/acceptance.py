@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, expm1, log, log1p
+from math import exp, expm1, log, log1p, sqrt
 
 _RANKS = 4
 _DEPTHS = 8
@@ -36,9 +36,10 @@ class Logistic:
         odds += self._rank[rank if rank < _RANKS else -1] + self._depth[depth if depth < _DEPTHS else -1]
         return -_CONFIDENT if odds < -_CONFIDENT else min(odds, _CONFIDENT)
 
-    def line(self) -> tuple[float, list[float]]:
-        """Slope, and intercepts of first choices by depth, the last for all that are deeper; 0 has none."""
-        return self._slope, [self._rank[0] + each for each in self._depth]
+    def line(self) -> tuple[float, float, list[float]]:
+        """For first choices: slope, intercept, and one more by depth, the last for all that are deeper; 0 has
+        none."""
+        return self._slope, self._rank[0], self._depth
 
     def update(self, signal: float, rank: int, depth: int, error: float) -> None:
         """error: the outcome (1 = accepted) less the probability that was given to it."""
@@ -46,11 +47,11 @@ class Logistic:
         square, step = error * error, self._rate * error
         if signal:
             self._seen_slope = seen = self._seen_slope + square * signal * signal
-            self._slope = max(0.0, self._slope + step * signal / seen**0.5)
+            self._slope = max(0.0, self._slope + step * signal / sqrt(seen))
         self._seen_rank[rank] = seen = self._seen_rank[rank] + square
-        self._rank[rank] += step / seen**0.5
+        self._rank[rank] += step / sqrt(seen)
         self._seen_depth[depth] = seen = self._seen_depth[depth] + square
-        self._depth[depth] += step / seen**0.5
+        self._depth[depth] += step / sqrt(seen)
 
 
 class AcceptanceModel:

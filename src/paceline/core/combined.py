@@ -167,8 +167,7 @@ class Combined:
         return [(gain - least) * worth - guess_s if gain > least else -guess_s for gain in gains]
 
     def on_answer(self, ask: Ask, seconds: float) -> None:
-        sizes = [size for _, size in ask.sizes]
-        self._costs.drafts[ask.drafter].learn(len(sizes), max(sizes), sum(sizes), ask.unread, seconds)
+        ask.teach(self._costs.drafts[ask.drafter], seconds)
 
     # ------------------------------------------------------------ what is verified
 

@@ -29,8 +29,8 @@ class DraftCost:
         self.count = 0
         self.total_s = 0.0
         self.fixed = self.per_request = self.per_level = self.per_guess = self.per_token = 0.0
-        self._normal = [[0.0] * 5 for _ in range(5)]
-        self._seen = [0.0] * 5
+        self._rows: list[tuple[float, ...]] = []  # what was asked since the last fit, and its seconds
+        self._normal = np.zeros((5, 6))  # of all before: products with each other and with the seconds
 
     @property
     def known(self) -> bool:
@@ -46,11 +46,15 @@ class DraftCost:
             + self.per_token * unread
         )
 
+    def count_question(self, seconds: float) -> None:
+        if seconds > 0.0:
+            self.count += 1
+            self.total_s += seconds
+
     def learn(self, requests: int, levels: int, guesses: int, unread: int, seconds: float) -> None:
         if seconds <= 0.0:
             return
-        self.count += 1
-        self.total_s += seconds
+        self.count_question(seconds)
         memory = _MEMORY
         if self.count > 1:
             expected = self.of(requests, levels, guesses, unread)
@@ -60,18 +64,22 @@ class DraftCost:
                 memory = (
                     0.3  # no question is answered sooner than it can be: what was seen before was disturbed
                 )
-        row = (float(levels), 1.0, float(requests), float(guesses), float(unread))
-        for at, one in enumerate(row):
-            line = self._normal[at]
-            for other in range(5):
-                line[other] = memory * line[other] + one * row[other]
-            self._seen[at] = memory * self._seen[at] + one * seconds
+        self._rows.append((levels, 1.0, requests, guesses, unread, seconds))
         if self.count in _REFITS or self.count % _REFIT == 0 or memory < _MEMORY:
+            self._take_in(memory)
             self._fit()
+
+    def _take_in(self, memory: float) -> None:
+        """memory: what counts of all that was seen before the newest row; each other one has the usual."""
+        rows, self._rows = np.array(self._rows), []
+        weights = memory * _MEMORY ** np.arange(len(rows) - 1.0, -1.0, -1.0) / _MEMORY
+        weights[-1] = 1.0
+        self._normal *= memory * _MEMORY ** (len(rows) - 1)
+        self._normal += (rows[:, :5] * weights[:, None]).T @ rows
 
     def _fit(self) -> None:
         """Least squares, without what would be below 0; a little is taken off what is undetermined."""
-        normal, seen = np.array(self._normal), np.array(self._seen)
+        normal, seen = self._normal[:, :5].copy(), self._normal[:, 5]
         normal += np.diag(_RIDGE * normal.diagonal() + 1e-12)
         found, left = np.zeros(5), np.arange(5)
         while left.size:

@@ -151,10 +151,11 @@ class DraftLane:
     def on_pass(self, requests: int, tokens: int, context: int, seconds: float, now: float) -> None:
         """A target pass over so many requests and tokens, none of them a prompt's, took so long. context:
         tokens that they look back on."""
-        target = self._costs.target
-        target.learn(tokens, seconds, context)
-        self._costs.pace.on_step(target.of(requests) if target.known else 0.0, now)
         self._round.begin_verdicts(requests)
+        if self._policy.planned:  # else nobody asks for costs
+            target = self._costs.target
+            target.learn(tokens, seconds, context)
+            self._costs.pace.on_step(target.of(requests) if target.known else 0.0, now)
 
     def on_other_pass(self, now: float) -> None:
         """One that read prompts."""

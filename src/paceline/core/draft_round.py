@@ -53,8 +53,9 @@ class DraftRound:
             return [GrowDrafts(self._number, tuple(map(self._item, self._ask.sizes)), self._ask.drafter)]
         for each, nodes in zip(step, self._selector.kept(step), strict=True):
             tree = each.merged.tree
-            each.request.proposal = tree if len(nodes) == len(tree) else tree.subtree(sorted(nodes))[0]
-            self._drafted[each.request.request_id] = each
+            each.request.proposal = tree if len(nodes) == len(tree) else tree.of(sorted(nodes))
+            if not each.whole:
+                self._drafted[each.request.request_id] = each
         self._open = None
         return []
 
@@ -87,6 +88,9 @@ class DraftRound:
             stats.num_failed_drafts += 1
             return
         stats.num_drafted_nodes += len(proposal.tokens)
+        if each.whole:
+            each.merged.tree = TokenTree.build(*guesses)
+            return
         name = each.request.request_id
         cut = self._ensemble.take(each.merged, name, drafter, guesses, each.floor)
         if cut is not None:

@@ -18,7 +18,7 @@ _CUT = -2
 """Where a guess is that was not worth a node."""
 _JUDGED_RANKS = 4
 _LESSONS_PER_STEP = 16
-"""Requests of one step that teach the models: more of them add time, and little knowledge."""
+"""Requests of one step that are judged: more of them add time, and little knowledge."""
 
 
 @dataclass(slots=True)
@@ -93,28 +93,30 @@ class Ensemble:
         """As `_take_tree`, for the usual case."""
         tree, bit, late = merged.tree, 1 << drafter, self.recent.of(request_id)[drafter]
         tokens, _, scores = proposal
-        slope, starts = self._alone[drafter].line()
-        mores = [self._late[drafter].odds(late, depth) for depth in (1, 2)]
+        slope, start, starts = self._alone[drafter].line()
+        first, later = (start + self._late[drafter].odds(late, depth) for depth in (1, 2))
         raws = list(map(log_odds, scores)) if any(scores) else [0.0] * len(scores)
-        said = merged.said.setdefault(drafter, {})
+        said = merged.said[drafter] = {}
         contact: list[int] = []
-        above, known = ROOT, 0
-        for token in tokens:  # what is there already
-            node = tree.child(above, token)
-            if node is None:
-                break
-            raw, known = raws[known], known + 1
-            odds = slope * raw + starts[min(known, len(starts) - 1)] + mores[known > 1]
-            said[node] = raw, odds
-            merged.proposers[node] |= bit
-            merged.signal[node] += odds
-            contact.append(above)
-            above = node
+        above, known, deepest = ROOT, 0, len(starts) - 1
+        if merged.proposers:
+            for token in tokens:  # what is there already
+                node = tree.child(above, token)
+                if node is None:
+                    break
+                raw, known = raws[known], known + 1
+                odds = slope * raw + starts[known if known < deepest else deepest]
+                odds += later if known > 1 else first
+                said[node] = raw, odds
+                merged.proposers[node] |= bit
+                merged.signal[node] += odds
+                contact.append(above)
+                above = node
         signals: list[float] = []
         new: list[float] = []
-        value, cut = tree.value(above), None
+        value, cut, more = tree.value(above), None, later if known else first
         for depth, raw in enumerate(raws[known:], known + 1):
-            odds = slope * raw + starts[depth if depth < len(starts) else -1] + mores[depth > 1]
+            odds = slope * raw + starts[depth if depth < deepest else deepest] + more
             score = log_sigmoid(odds)
             value += score
             if value < floor:
@@ -122,15 +124,16 @@ class Ensemble:
                 break
             signals.append(odds)
             new.append(score)
+            more = later
         if new:
-            if tree.children(above):
+            node, count = len(tree), len(new)
+            if node and tree.children(above):
                 contact.append(above)
-            tree.hang_chain(above, tokens[known : known + len(new)], new)
-            merged.proposers += [bit] * len(new)
+            tree.hang_chain(above, tokens[known : known + count], new)
+            merged.proposers += [bit] * count
             merged.signal += signals
-            nodes = range(len(tree) - len(new), len(tree))
-            said.update(zip(nodes, zip(raws[known : known + len(new)], signals, strict=True), strict=True))
-            merged.rank += [0] * len(new)
+            merged.rank += [0] * count
+            said.update(zip(range(node, node + count), zip(raws[known:], signals, strict=False), strict=True))
         return contact, cut
 
     def _take_tree(
@@ -201,51 +204,57 @@ class Ensemble:
         return found
 
     def begin_step(self, num_requests: int) -> None:
-        """So many requests will be judged, of which a part teaches the models, each in its turn."""
+        """So many requests have their verdicts, of which a part is judged, each in its turn."""
         self._stride = 1 + (num_requests - 1) // _LESSONS_PER_STEP
-        self._turn += 1
+        self._turn += num_requests % self._stride == 0  # so that it is not always the same ones
 
     def judge(self, merged: Merged, request_id: str, tokens: Sequence[int]) -> None:
         """tokens: committed below the root."""
         self._turn += 1
+        if self._turn % self._stride == 0:
+            self._learn(merged, self.recent.of(request_id), tokens)
         tree, proposers = merged.tree, merged.proposers
-        lates, teaches = self.recent.of(request_id), self._turn % self._stride == 0
-        above, reached = ROOT, [0] * len(lates)
         answered = 0
+        for node in tree.children(ROOT):
+            answered |= proposers[node]
+        counts = [0 if answered >> drafter & 1 else None for drafter in range(len(self._alone))]
+        above, right = ROOT, answered
         for depth, token in enumerate(tokens, 1):
+            below = tree.child(above, token)
+            right &= proposers[below] if below is not None else 0
+            if below is None or not right:
+                break
+            for drafter in self._members[right]:
+                counts[drafter] = depth
+            above = below
+        self.recent.count(request_id, counts)
+
+    def _learn(self, merged: Merged, lates: Sequence[Late], tokens: Sequence[int]) -> None:
+        tree, proposers = merged.tree, merged.proposers
+        above: int | None = ROOT
+        for depth, token in enumerate(tokens, 1):
+            assert above is not None
             children = tree.children(above)
             there = 0
             for node in children:
                 there |= proposers[node]
-            if depth == 1:
-                answered = there
-            below = None
+            above = None
             for node in children:
                 accepted = tree.tokens[node] == token
-                below = node if accepted else below
-                self._judge_node(merged, node, there, lates, accepted=accepted, teaches=teaches)
-            if below is None:
+                above = node if accepted else above
+                if merged.rank[node] < _JUDGED_RANKS:
+                    self._judge_node(merged, node, depth, there, lates, accepted=accepted)
+            if above is None:
                 break
-            for drafter in self._members[proposers[below]]:
-                reached[drafter] += reached[drafter] == depth - 1
-            above = below
-        counts = [count if answered >> drafter & 1 else None for drafter, count in enumerate(reached)]
-        self.recent.count(request_id, counts)
 
     def _judge_node(
-        self, merged: Merged, node: int, there: int, lates: Sequence[Late], *, accepted: bool, teaches: bool
+        self, merged: Merged, node: int, depth: int, there: int, lates: Sequence[Late], *, accepted: bool
     ) -> None:
-        rank = merged.rank[node]
-        if rank >= _JUDGED_RANKS:
-            return
-        members = self._members[merged.proposers[node]]
+        rank, own = merged.rank[node], merged.proposers[node]
+        members = self._members[own]
         probability = exp(merged.tree.scores[node])
-        for drafter in members:
-            self.reliability[drafter].count(probability, accepted=accepted)
-        if not teaches:
-            return
-        depth, own = merged.tree.depths[node], merged.proposers[node]
         for drafter in members:  # whoever else says so: its guesses are weighed before others are asked
+            self.reliability[drafter].count(probability, accepted=accepted)
             raw, odds = merged.said[drafter][node]
             error = accepted - sigmoid(odds)
             self._alone[drafter].update(raw, rank, depth, error)

@@ -17,10 +17,7 @@ class Followers:
         self._drafters = drafters
         self._lost: dict[int, str] = {}
         self._generation = 0
-
-    @property
-    def present(self) -> list[int]:
-        return [drafter for drafter in range(len(self._drafters)) if drafter not in self._lost]
+        self.present = list(range(len(drafters)))
 
     @property
     def lost(self) -> str | None:
@@ -32,11 +29,16 @@ class Followers:
 
     def lose(self, drafter: int, reason: str, requests: Iterable[Request]) -> None:
         self._lost[drafter] = reason
+        self._find_present()
         for request in requests:
             request.told.pop(drafter, None)
 
     def join(self, drafter: int) -> None:
         self._lost.pop(drafter, None)
+        self._find_present()
+
+    def _find_present(self) -> None:
+        self.present = [drafter for drafter in range(len(self._drafters)) if drafter not in self._lost]
 
     def room(self, drafter: int, request: Request) -> int | None:
         """Guesses before the drafter's context is full, None = without end."""

@@ -29,6 +29,9 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+_NOTHING = TokenTree()
+
+
 @dataclass(slots=True)
 class Told:
     """What one drafter knows of one request: how many tokens, and by which announcement it follows."""
@@ -80,7 +83,7 @@ class Request:
 
     @property
     def guesses(self) -> TokenTree:
-        return self.proposal or TokenTree()
+        return self.proposal if self.proposal is not None else _NOTHING
 
     @property
     def num_output(self) -> int:

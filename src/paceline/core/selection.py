@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from paceline.core.draft_cost import DraftCost
 from paceline.core.ensemble import Merged
 from paceline.core.request import Request
 from paceline.core.token_tree import ROOT
@@ -17,13 +18,15 @@ class Drafted:
     """One request of a step. num_tokens: known, the last of which is the root.  most: guesses that may be
     verified.  free: whether how many is ours to choose, and not the request's own wish.  floor:
     log-probability of being reached below which a guess is not worth a node.  asked: the drafters that were,
-    in that order, with how deep their first choices were taken in at most."""
+    in that order, with how deep their first choices were taken in at most.  whole: whether what one drafter
+    says is verified as it is, so that nothing is weighed, and nothing learnt."""
 
     request: Request
     num_tokens: int
     most: int
     free: bool = True
     floor: float = -inf
+    whole: bool = False
     merged: Merged = field(default_factory=Merged)
     asked: dict[int, int] = field(default_factory=dict)
 
@@ -36,6 +39,11 @@ class Ask:
     drafter: int
     sizes: list[tuple[Drafted, int]]
     unread: int = 0
+
+    def teach(self, cost: DraftCost, seconds: float) -> None:
+        """What it took."""
+        sizes = [size for _, size in self.sizes]
+        cost.learn(len(sizes), max(sizes), sum(sizes), self.unread, seconds)
 
 
 class Selector(Protocol):
@@ -69,6 +77,8 @@ class Selector(Protocol):
 def best_nodes(each: Drafted) -> list[int]:
     """As many as may be verified, the best first: a parent comes before its children."""
     values = each.merged.tree.values
+    if each.whole:
+        return list(range(len(values)))
     return sorted(range(len(values)), key=values.__getitem__, reverse=True)[: each.most]
 
 

@@ -17,6 +17,8 @@ _RECENT = 0.2
 _HOPE = 2.0
 """Accepted guesses per step that a drafter is thought to bring before it was tried, and slowly again."""
 _RETURN = 0.02
+_SAMPLE = 16
+"""One in so many answers of a drafter that is alone is weighed, so that it is known how far it is right."""
 
 
 class Everyone:
@@ -25,16 +27,21 @@ class Everyone:
     def __init__(self, followers: Followers, costs: Costs, recent: Recent) -> None:  # noqa: ARG002
         self.followers = followers
         self.costs = costs
+        self._answers = 0
 
     def begin(self, step: Sequence[Drafted], drafters: Sequence[int]) -> None:
-        """Nothing to prepare."""
+        for each in step if len(drafters) == 1 else ():
+            self._answers += 1
+            each.whole = self._answers % _SAMPLE > 0
 
     def next_ask(self, step: Sequence[Drafted], drafters: Sequence[int]) -> Ask | None:
         for drafter in drafters:
             sizes = [
                 (each, size)
                 for each in step
-                if drafter not in each.asked and (size := self.most(drafter, each)) > 0
+                if drafter not in each.asked
+                and not (each.whole and each.asked)
+                and (size := self.most(drafter, each)) > 0
             ]
             if sizes:
                 return Ask(drafter, sizes)
@@ -45,8 +52,7 @@ class Everyone:
         return each.most if room is None else min(each.most, room)
 
     def on_answer(self, ask: Ask, seconds: float) -> None:
-        sizes = [size for _, size in ask.sizes]
-        self.costs.drafts[ask.drafter].learn(len(sizes), max(sizes), sum(sizes), ask.unread, seconds)
+        self.costs.drafts[ask.drafter].count_question(seconds)
 
     def kept(self, step: Sequence[Drafted]) -> list[list[int]]:
         return [best_nodes(each) for each in step]
@@ -228,6 +234,9 @@ class Classifier(_One):
 
     def choose(self, each: Drafted, drafters: Sequence[int]) -> tuple[int, int]:  # noqa: ARG002
         return self._first, each.most
+
+    def on_answer(self, ask: Ask, seconds: float) -> None:
+        ask.teach(self.costs.drafts[ask.drafter], seconds)
 
     def next_ask(self, step: Sequence[Drafted], drafters: Sequence[int]) -> Ask | None:
         ask = super().next_ask(step, drafters)

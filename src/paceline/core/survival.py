@@ -22,23 +22,23 @@ _LATE = 0.5
 class Rate:
     """Share of right ones of the newest hundred or so, and what is assumed before."""
 
-    __slots__ = ("_hits", "_trials")
+    __slots__ = ("hits", "trials")
 
     def __init__(self) -> None:
-        self._hits = self._trials = 0.0
+        self.hits = self.trials = 0.0
 
     def count(self, *, right: bool) -> None:
-        self._hits = _MEMORY * self._hits + right
-        self._trials = _MEMORY * self._trials + 1.0
+        self.hits = _MEMORY * self.hits + right
+        self.trials = _MEMORY * self.trials + 1.0
 
     def fade(self) -> None:
         """What was seen is old."""
-        self._hits *= 0.5
-        self._trials *= 0.5
+        self.hits *= 0.5
+        self.trials *= 0.5
 
     def value(self, assumed: float) -> float:
         """assumed: counts for a few outcomes, always."""
-        return (self._hits + _TRUST * assumed) / (self._trials + _TRUST)
+        return (self.hits + _TRUST * assumed) / (self.trials + _TRUST)
 
 
 class Survival:
@@ -58,18 +58,21 @@ class Survival:
         late: how the drafter did on the request of late (`core.recent`).
         """
         factors = exp(self._late.odds(late, 1)), exp(self._late.odds(late, 2))
+        gains, before, theirs = [], 1.0, len(covered)
         both, alone = (1.0, 0.0) if covered else (0.0, 1.0)
-        before, gains, anywhere = 1.0, [], self._anywhere.value(_ALONE)
-        for depth in range(min(most, _DEPTHS)):
+        anywhere = _TRUST * self._anywhere.value(_ALONE)
+        beside, instead = self._beside.value(_BESIDE), self._instead.value(_INSTEAD)
+        for depth, rate in enumerate(self._alone[:most]):
             factor = factors[depth > 0]
-            rate = _shifted(self._alone[depth].value(anywhere), factor)
-            if both > 0.0 and depth < len(covered):
-                theirs = min(covered[depth] / before, 1.0) if before > 0.0 else 0.0
-                alone = alone * rate + both * (1.0 - theirs) * _shifted(self._instead.value(_INSTEAD), factor)
-                both *= theirs * _shifted(self._beside.value(_BESIDE), factor)
+            own = (rate.hits + anywhere) / (rate.trials + _TRUST)
+            own = own * factor / (1.0 - own + own * factor)
+            if depth < theirs and both > 0.0:
+                share = covered[depth] / before if before > covered[depth] else 1.0
+                alone = alone * own + both * (1.0 - share) * _shifted(instead, factor)
+                both *= share * _shifted(beside, factor)
                 before = covered[depth]
             else:
-                alone, both = (alone + both) * rate, 0.0
+                alone, both = (alone + both) * own, 0.0
             if alone < least and both < least:
                 break
             gains.append(alone)

@@ -25,6 +25,9 @@ class TokenTree:
     tokens, parents, depths, scores: one entry per node. A node's depth is 1 below the root. Its score is
     the estimated log-probability (at most 0) that the target takes it given its parent, and its value the
     sum of the scores on its path: never above its parent's, so best-first selection stays connected.
+
+    `_children` and `_below` are kept once the tree branches. Until then it is a chain: every node hangs below
+    the one before it.
     """
 
     __slots__ = ("_below", "_children", "depths", "parents", "scores", "tokens", "values")
@@ -35,8 +38,8 @@ class TokenTree:
         self.depths: list[int] = []
         self.scores: list[float] = []
         self.values: list[float] = []
-        self._children: dict[tuple[int, int], int] = {}
-        self._below: list[list[int]] = [[]]  # of the root first, then of each node
+        self._children: dict[tuple[int, int], int] | None = None
+        self._below: list[list[int]] = []  # of the root first, then of each node
 
     @classmethod
     def build(
@@ -46,9 +49,11 @@ class TokenTree:
 
         Raises ValueError when a parent is not an earlier node.
         """
+        tokens, parents = list(tokens), list(parents)
+        if parents == list(range(ROOT, len(tokens) - 1)):
+            return cls.chain(tokens, list(scores) if scores else None)
         tree = cls()
         place = {ROOT: ROOT}
-        tokens = list(tokens)
         for index, (token, parent, score) in enumerate(
             zip(tokens, parents, scores or [0.0] * len(tokens), strict=True)
         ):
@@ -59,14 +64,16 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], scores: Sequence[float] | None = None) -> TokenTree:
-        return cls.build(tokens, range(ROOT, len(tokens) - 1), scores)
+        tree = cls()
+        tree.hang_chain(ROOT, tokens, scores or [0.0] * len(tokens))
+        return tree
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, score: float = 0.0) -> int:
         """The index of the node `token` below `parent`; an equal sibling is kept at its better score."""
-        known = self._children.get((parent, token))
+        known = self.child(parent, token)
         value = score + (self.values[parent] if parent != ROOT else 0.0)
         if known is not None:
             if value > self.values[known]:
@@ -81,17 +88,32 @@ class TokenTree:
         self.depths.append(self.depths[parent] + 1 if parent != ROOT else 1)
         self.scores.append(score)
         self.values.append(value)
-        self._children[parent, token] = node
-        self._below[parent + 1].append(node)
-        self._below.append([])
+        self._enter(node)
         return node
 
+    def _enter(self, first: int) -> None:
+        """Takes in the nodes from `first` on, of which only the first may branch off."""
+        if self._children is None:
+            if self.parents[first] == first - 1:
+                return
+            self._children, self._below, first = {}, [[]], 0
+        for node in range(first, len(self.tokens)):
+            parent = self.parents[node]
+            self._children[parent, self.tokens[node]] = node
+            self._below[parent + 1].append(node)
+            self._below.append([])
+
     def child(self, parent: int, token: int) -> int | None:
-        return self._children.get((parent, token))
+        if self._children is not None:
+            return self._children.get((parent, token))
+        node = parent + 1
+        return node if node < len(self.tokens) and self.tokens[node] == token else None
 
     def children(self, node: int) -> list[int]:
         """Nodes directly below `node` (ROOT included), in the order of their making."""
-        return self._below[node + 1]
+        if self._children is not None:
+            return self._below[node + 1]
+        return [node + 1] if node + 1 < len(self.tokens) else []
 
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`; empty for ROOT."""
@@ -112,6 +134,8 @@ class TokenTree:
 
         Ties go to the node made earlier. Value never rises along a path, so what is taken is connected.
         """
+        if self._children is None:
+            return list(range(root + 1, min(root + 1 + min(max_nodes, max_depth), len(self.tokens))))
         best: list[int] = []
         deepest = self.depth(root) + max_depth
         heap = [(-self.values[node], node) for node in self.children(root)] if max_depth > 0 else []
@@ -149,20 +173,19 @@ class TokenTree:
 
     def hang_chain(self, parent: int, tokens: Sequence[int], scores: Sequence[float]) -> None:
         """New nodes, one below the other; `parent` has no child that is equal to the first."""
-        first, count = len(self.tokens), len(tokens)
-        parents = [parent, *range(first, first + count - 1)]
-        depth = self.depth(parent)
+        if not tokens:
+            return
+        first, depth = len(self.tokens), self.depth(parent)
+        last = first + len(tokens)
         self.tokens += tokens
-        self.parents += parents
-        self.depths += range(depth + 1, depth + count + 1)
+        self.parents.append(parent)
+        self.parents += range(first, last - 1)
+        self.depths += range(depth + 1, depth + 1 + len(tokens))
         self.scores += scores
-        self.values += list(accumulate(scores, initial=self.value(parent)))[1:]
-        self._children.update(
-            zip(zip(parents, tokens, strict=True), range(first, first + count), strict=True)
-        )
-        self._below[parent + 1].append(first)
-        self._below += [[node] for node in range(first + 1, first + count)]
-        self._below.append([])
+        values = accumulate(scores, initial=self.value(parent))
+        next(values)
+        self.values += values
+        self._enter(first)
 
     def revalue(self) -> None:
         """After scores were changed in place."""
@@ -175,7 +198,15 @@ class TokenTree:
         by construction. Ties go to the node made earlier; the order is kept."""
         if len(self) <= max_nodes and (not self.depths or max(self.depths) <= max_depth):
             return self
-        return self.subtree(sorted(self.best_below(ROOT, max_nodes, max_depth)))[0]
+        return self.of(sorted(self.best_below(ROOT, max_nodes, max_depth)))
+
+    def of(self, kept: Sequence[int]) -> TokenTree:
+        """The nodes `kept` below ROOT, ascending, each with its parent, as a tree."""
+        if len(kept) == len(self.tokens):
+            return self
+        if self._children is None:
+            return self.chain(self.tokens[: len(kept)], self.scores[: len(kept)])
+        return self.subtree(kept)[0]
 
     def rerooted(self, root: int) -> tuple[TokenTree, dict[int, int]]:
         """What hangs below `root`, and where each of its nodes is now: the others are gone."""
@@ -209,7 +240,7 @@ class TokenTree:
             if token is None:
                 return path, tokens
             tokens.append(token)
-            below = self._children.get((node, token))
+            below = self.child(node, token)
             if below is None:
                 return path, tokens
             path.append(below)

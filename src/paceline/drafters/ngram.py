@@ -19,8 +19,11 @@ class NgramDrafter(PerRequestDrafter[Lookup]):
     tokens that followed it there: the semantics of vLLM's `ngram` method, from an index that grows with
     the text instead of a scan per step.
 
+    Every guess has as score how often a match of its length has been right so far, starting from
+    m / (m + 1) for a match of m tokens.
+
     branches: places to draw from, 1 = that one alone. Of more, shorter matches and latest occurrences too,
-    the best nodes are offered, by how often a match of that length has been right so far.
+    the best nodes are offered.
     """
 
     def __init__(self, min_match: int = 2, max_match: int = 4, branches: int = 1) -> None:
@@ -48,7 +51,11 @@ class NgramDrafter(PerRequestDrafter[Lookup]):
     def guess(self, state: Lookup, max_nodes: int, max_depth: int) -> TokenTree:
         count = min(max_nodes, max_depth)
         if self._branches == 1:
-            return TokenTree.chain(state.text.continuation(count))
+            found = state.find([], count)
+            if found is None:
+                return TokenTree()
+            score = self._odds.log_probability(found.matched)
+            return TokenTree.chain(found.tokens, [score] * len(found.tokens))
         tree = TokenTree()
         for tokens, matched in state.text.continuations(count, self._branches):
             state.open.append(Found([], tokens, matched))
