@@ -77,7 +77,7 @@ def test_options_laid_over_a_configuration() -> None:
     base = load_config(None, ["scheduler.max_num_seqs=4"])
     config = with_options(base, {"draft": "none"})
     assert (config.speculation.draft, config.scheduler.max_num_seqs) == ("none", 4)
-    assert base.speculation.draft == "ngram"
+    assert base.speculation.draft == "auto"
 
 
 def test_a_configuration_built_by_hand_is_checked_too() -> None:

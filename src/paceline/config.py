@@ -36,8 +36,10 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 class SpeculationConfig(_Table, frozen=True):
     """draft: "ngram", "suffix", "layers" (the first of the target), "eagle3" (the head shipped for it), "mtp"
-    (its own modules), a model (as `Config.model`) or a head, in a folder or on a hub; several joined by +; or
-    "none".  draft_dtype: of a drafter with weights; auto = the target's precision for a head.
+    (its own modules), a model (as `Config.model`) or a head, in a folder or on a hub; several joined by +;
+    "auto" = "ngram", with "eagle3" for the embedded model where its head is installed and works in turn; or
+    "none".  draft_dtype: of a drafter with weights; auto = for a head the target's, but
+    8 bits instead of 16 on a CPU.
 
     num_speculative_tokens: guesses per request and step, whatever the batch; unset = as many as pay for
     themselves by measured costs and acceptance, up to 15 in the modes overlapped and serial-chain;
@@ -61,7 +63,7 @@ class SpeculationConfig(_Table, frozen=True):
     nodes of all continuations, not only the likeliest path.
     """
 
-    draft: Name = "ngram"
+    draft: Name = "auto"
     num_speculative_tokens: (
         Annotated[int, Meta(ge=0, le=256, description="a whole number from 0 to 256 (0 = no speculation)")]
         | None

@@ -84,7 +84,7 @@ class FakeLLM:
             error=self.fail_in_request,
             usage=Usage(len(prompt), count),
             timing=Timing(0.5, 0.25, decode, decode / (count - 1) if decode else None),
-            drafter=self.config.speculation.draft,
+            drafter="ngram" if self.config.speculation.draft == "auto" else self.config.speculation.draft,
             speculation=self.spoken if speculative else SpeculationStats(4, 4),
             model=self.config.model,
             seed=params.seed if params.seed is not None else 77,

@@ -83,7 +83,7 @@ def test_counters_on_a_terminal(tmp_path: Path) -> None:
 
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))
-    command = [*PACELINE, "generate", "--max-tokens", "100", "--ignore-eos", "Count to a million."]
+    command = [*PACELINE, "generate", "--max-tokens", "100", "--ignore-eos", "--draft", "ngram", "Count."]
     with (tmp_path / "text").open("wb") as text:
         subprocess.run(command, stdout=text, stderr=theirs, env=os.environ | {"TERM": "xterm"}, check=True)
     os.set_blocking(ours, False)

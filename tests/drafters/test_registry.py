@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import load_config
+from paceline.drafters import registry
 from paceline.drafters.registry import ELSEWHERE, KINDS, MODEL, OWN, drafters_of, named
 from paceline.errors import ConfigError
 
@@ -81,3 +82,27 @@ def test_whose_choice_it_is_decides_what_is_known() -> None:
     assert [each.kind for each in drafters_of(load_config(), own_drafter=True)] == [OWN]
     away = load_config(options={"draft_address": "tcp://a:1", "draft_key_file": "k"})
     assert [each.kind for each in drafters_of(away)] == [ELSEWHERE]
+
+
+@pytest.mark.parametrize(
+    ("options", "installed", "expected"),
+    [
+        ({}, True, ["ngram", "eagle3"]),
+        ({}, False, ["ngram"]),
+        ({"model": "SmolLM2", "mode": "serial-tree"}, True, ["ngram", "eagle3"]),
+        ({"model": "org/name"}, True, ["ngram"]),
+        ({"placement": "disaggregated"}, True, ["ngram"]),
+        ({"placement": "auto"}, True, ["ngram"]),
+        ({"mode": "swiftspec"}, True, ["ngram"]),
+    ],
+)
+def test_unasked_the_embedded_model_drafts_with_its_head(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], installed: bool, expected: list[str]
+) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda _: object() if installed else None)
+    assert [each.name for each in drafters_of(load_config(options=options))] == expected
+
+
+def test_auto_stands_alone() -> None:
+    with pytest.raises(ConfigError, match="name the drafters"):
+        named("auto+suffix")

@@ -19,7 +19,8 @@ _ENGINE_OPTIONS = [
     click.option("--model", help='"embedded", a directory, a GGUF file or a Hugging Face name.'),
     click.option(
         "--draft",
-        help='"ngram", "suffix", "layers", "eagle3", "mtp", "none", a model or a head; several joined by +.',
+        help='"auto", "ngram", "suffix", "layers", "eagle3", "mtp", "none", a model or a head; or several, '
+        "joined by +.",
     ),
     click.option("--num-speculative-tokens", type=int, metavar="N", help="Guesses per step."),
     click.option("--placement", type=click.Choice(get_args(Placement)), help="Where draft and target run."),

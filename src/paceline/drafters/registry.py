@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -81,6 +82,8 @@ OWN = DrafterKind("own", in_process=True)
 """An object of the caller's, of which no option says anything."""
 
 _NONE = "none"
+_AUTO = "auto"
+_IN_TURN = ("autoregressive", "serial-chain", "serial-tree")
 _MODEL_NAMES = ("embedded", "smollm2")
 
 
@@ -125,7 +128,19 @@ def drafters_of(config: Config, *, own_drafter: bool = False) -> tuple[NamedDraf
         return (NamedDrafter("own", OWN),)
     if config.groups.draft_address and config.speculation.draft != _NONE:
         return (NamedDrafter(config.speculation.draft, ELSEWHERE),)
-    return named(config.speculation.draft)
+    draft = config.speculation.draft
+    return named(_best(config) if draft == _AUTO else draft)
+
+
+def _best(config: Config) -> str:
+    """What `auto` stands for: lookup, and the head of the embedded model where it is installed and drafters
+    are asked in turn."""
+    in_turn = config.groups.placement in (None, "serial") and config.groups.mode in (None, *_IN_TURN)
+    if not in_turn or config.model.lower() not in _MODEL_NAMES:
+        return "ngram"
+    from paceline.loading.heads.shipped import EMBEDDED_HEAD
+
+    return "ngram+eagle3" if find_spec(EMBEDDED_HEAD) else "ngram"
 
 
 def named(draft: str) -> tuple[NamedDrafter, ...]:
@@ -133,6 +148,8 @@ def named(draft: str) -> tuple[NamedDrafter, ...]:
     names = [draft] if _exists(draft) else [name.strip() for name in draft.split("+")]
     if names == [_NONE]:
         return ()
+    if _AUTO in names:
+        raise ConfigError(f"speculation.draft is {draft}: auto stands alone; name the drafters you want.")
     if _NONE in names:
         raise ConfigError(f"speculation.draft is {draft}: none stands alone; leave it out.")
     if not all(names):
@@ -148,7 +165,7 @@ def _kind(name: str, draft: str) -> DrafterKind:
         return KINDS[name]
     # A name on a hub, owner and all, is nobody's typo.
     if name.lower() not in _MODEL_NAMES and "/" not in name and not _exists(name):
-        known = [*KINDS, _NONE, *_MODEL_NAMES]
+        known = [*KINDS, _NONE, _AUTO, *_MODEL_NAMES]
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
         if near:
             raise ConfigError(
