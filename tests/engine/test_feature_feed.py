@@ -100,6 +100,15 @@ def test_a_gap_is_noticed() -> None:
         received.take("r", 1, 4, torch.zeros(3, 2, 3))
 
 
+def test_position_0_begins_anew() -> None:
+    """Of an engine that was lost before it announced the request, another may use the same ids."""
+    received = ReceivedFeatures()
+    received.take("r", 1, 0, torch.zeros(3, 2, 3))
+    received.take("r", 1, 0, torch.ones(2, 2, 3))
+    assert received.computed("r") == 2
+    assert received.features("r", 0, 2).eq(1).all()
+
+
 def test_features_of_another_size_than_they_say_are_malformed() -> None:
     codec = Codec(FOR_WORKER)
     for shape, size in (((1, 2, 3), 23), ((1, 0, 3), 0), ((-1, 2, 3), 24)):

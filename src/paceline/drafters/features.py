@@ -41,12 +41,13 @@ class ReceivedFeatures:
         self._of: dict[str, _Received] = {}
 
     def take(self, request_id: str, generation: int, start: int, features: Tensor) -> None:
-        """features: of positions from `start` on. generation: of the announcement; a new one begins anew.
+        """features: of positions from `start` on. generation: of the announcement; a new one begins anew, and
+        so does position 0, which another engine with the same ids may send.
 
         Raises ValueError where they do not follow those of before.
         """
         known = self._of.get(request_id)
-        if known is None or known.generation != generation:
+        if known is None or known.generation != generation or start == 0:
             known = self._of[request_id] = _Received(generation, features[:0])
         if start != known.length:
             raise ValueError(f"features start at {start}, expected {known.length}")

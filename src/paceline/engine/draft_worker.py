@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from types import FrameType
 from typing import IO
@@ -65,6 +66,15 @@ class Start(msgspec.Struct, frozen=True):
     parent: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """engine: that it was made for."""
+
+    spec: DraftGroupSpec
+    engine: int
+    drafter: Drafter
+
+
 class _Attachment:
     """One engine's, from its Hello on."""
 
@@ -82,7 +92,7 @@ class DraftWorker:
         self._factory = factory
         self._codec = Codec(FOR_WORKER)
         self._attachment: _Attachment | None = None
-        self._built: tuple[DraftGroupSpec, Drafter] | None = None
+        self._built: _Built | None = None
         self._beat_at = self._told_s = 0.0
         self._complained = False
 
@@ -162,7 +172,7 @@ class DraftWorker:
         self._send(address, Beat(MOST_ALLOWED_S, 0, 0.0, 0.0), number)
         try:
             spec = msgspec.msgpack.decode(hello.spec, type=DraftGroupSpec)
-            drafter = self._drafter(spec)
+            drafter = self._drafter(spec, hello.engine)
             service = DraftService(drafter, spec.ahead, spec.ahead_passes)
         except PacelineError as error:
             self._refuse(address, number, Refused(type(error).__name__, str(error)))
@@ -176,12 +186,18 @@ class DraftWorker:
         self._beat(self._attachment)
         return True
 
-    def _drafter(self, spec: DraftGroupSpec) -> Drafter:
-        """The one there is, if it is what this engine wants."""
-        if self._built is None or self._built[0] != spec:
+    def _drafter(self, spec: DraftGroupSpec, engine: int) -> Drafter:
+        """The one there is, if it is what this engine wants. What one engine's outputs taught is not for
+        another."""
+        built = self._built
+        if (
+            built is None
+            or built.spec != spec
+            or (built.drafter.needs.learns_outputs and built.engine != engine)
+        ):
             self._built = None
-            self._built = (spec, self._factory(spec))
-        return self._built[1]
+            self._built = built = _Built(spec, engine, self._factory(spec))
+        return built.drafter
 
     def _refuse(self, address: bytes, number: int, refused: Refused) -> None:
         self._send(address, refused, number)
