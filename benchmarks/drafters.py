@@ -137,6 +137,13 @@ def measure(drafter: str, repeat: int, args: argparse.Namespace) -> list[Result]
             for batch in args.batches:
                 outputs, seconds = run(llm, prompts[: max(args.prompts, batch)], params, batch)
                 results.append(result(drafter, workload, batch, repeat, outputs, seconds))
+        for each in llm.lanes.drafters:
+            print(
+                f"{drafter}: {each.name}: {each.weight_bytes} bytes of weights, per token "
+                f"{each.kv_bytes_per_token} of KV and {each.feature_bytes_per_token} of hidden states; "
+                f"{each.share_of_step or 0.0:.1%} of the time",
+                file=sys.stderr,
+            )
     return results
 
 
