@@ -179,11 +179,11 @@ def test_a_log_that_cannot_be_written_is_told_before_anything_is_started(
         LLM(models[0], draft=models[1], record=tmp_path / "nowhere" / "log", **APART)
 
 
-@pytest.mark.parametrize("step", ["assembled", "TargetExecutor"])
+@pytest.mark.parametrize("step", ["assembled", "Parts"])
 def test_a_start_that_fails_half_way_leaves_nothing_running(
     step: str, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         assert [child for child in psutil.Process().children() if "draft_worker" in str(child.cmdline())]
         raise EngineError("no")
 
