@@ -14,6 +14,7 @@ from paceline.core.stats import SpeculationStats
 from paceline.engine import head_setup
 from paceline.errors import ConfigError, KernelError, ModelError
 from tests.cases.lab import assert_no_slot_lost, random_prompt
+from tests.engine.test_timeline import slow_down
 from tests.loading.heads import LAYERS, eagle, write_head
 from tests.loading.mtp import modules, write_target
 from tests.models.heads import make_head_spec, make_head_weights
@@ -178,6 +179,8 @@ def test_a_head_that_knows_the_target_is_believed(cycle: tuple[Path, Path], mode
     with LLM(target, draft="none", **ENGINE) as llm:
         expected = [output.token_ids for output in llm.generate(prompts, params)]
     with LLM(target, draft=head, mode=mode, num_speculative_tokens=4, **ENGINE) as llm:
+        if llm.lanes.placement == "disaggregated":
+            slow_down(llm, 0.01)
         outputs = llm.generate(prompts, params)
         assert [output.token_ids for output in outputs] == expected
         stats = llm.speculation
