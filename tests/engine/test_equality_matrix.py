@@ -54,9 +54,9 @@ def plain() -> Iterator[Tokens]:
 
 def check(plain: Tokens, *, guesses: bool = True, **options: Any) -> None:
     accepted = 0
-    with LLM(
-        model="embedded", dtype="float32", draft_dtype="int8", max_num_seqs=4, context_length=256, **options
-    ) as llm:
+    if options["draft"] == "embedded":
+        options["draft_dtype"] = "int8"
+    with LLM(model="embedded", dtype="float32", max_num_seqs=4, context_length=256, **options) as llm:
         for temperature, expected in plain.items():
             together = ask(llm, TEXTS, temperature)
             assert [output.token_ids for output in together] == expected

@@ -54,7 +54,8 @@ def plain(dtype: str) -> dict[float, list[list[int]]]:
 @pytest.fixture(scope="module", params=itertools.product(["ngram", "embedded"], [1, 4]), ids=str)
 def speculative(request: pytest.FixtureRequest, dtype: str) -> Iterator[LLM]:
     draft, batch = request.param
-    with LLM(draft=draft, dtype=dtype, draft_dtype="int8", max_num_seqs=batch) as llm:
+    weights = {"draft_dtype": "int8"} if draft == "embedded" else {}
+    with LLM(draft=draft, dtype=dtype, max_num_seqs=batch, **weights) as llm:
         yield llm
 
 
