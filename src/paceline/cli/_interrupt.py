@@ -1,8 +1,9 @@
-"""Ctrl-C that ends an answer and not the program."""
+"""Ctrl-C that ends an answer, or what is under way, and not the program at once."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -27,3 +28,22 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
         yield lambda: pending
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def told_to_stop() -> Iterator[threading.Event]:
+    """Within, the first Ctrl-C or SIGTERM sets the event, so that what is under way comes to its end; the
+    second does not wait for it."""
+    stop = threading.Event()
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            signal.default_int_handler(signum, frame)
+        stop.set()
+
+    previous = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

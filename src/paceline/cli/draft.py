@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
-from types import FrameType
 from typing import Any, get_args
 
 import click
 
+from paceline.cli._interrupt import told_to_stop
 from paceline.config import Config, Device, Dtype, load_config
 from paceline.drafters.registry import named
 from paceline.errors import ConfigError
@@ -54,7 +52,8 @@ def command(
 
     server = DraftServer(config, listen, keys)
     click.echo(f"drafting with {model} at {server.endpoint}; end with Ctrl-C", err=True)
-    server.run(_until_told())
+    with told_to_stop() as stop:
+        server.run(stop)
 
 
 def _config(model: str, values: dict[str, Any]) -> Config:
@@ -68,17 +67,3 @@ def _config(model: str, values: dict[str, Any]) -> Config:
         "draft_devices": values["cores"],
     }
     return load_config(options=options)
-
-
-def _until_told() -> threading.Event:
-    """Set by the first Ctrl-C or SIGTERM; the second does not wait for what is under way."""
-    stop = threading.Event()
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            signal.default_int_handler(signum, frame)
-        stop.set()
-
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, note)
-    return stop

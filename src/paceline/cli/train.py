@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from paceline.cli._interrupt import told_to_stop
 from paceline.config import Device, Dtype, load_config
 from paceline.errors import ConfigError
 
@@ -138,8 +136,8 @@ def eagle3(**values: Any) -> None:
     if "capture" in stages:
         capture_stage(setup, places, layers, recipe.longest, quiet=quiet)
     if "train" in stages:
-        stop = _until_told()
-        over = train_stage(setup, places, recipe, layout=values["layout"], quiet=quiet, stop=stop.is_set)
+        with told_to_stop() as stop:
+            over = train_stage(setup, places, recipe, layout=values["layout"], quiet=quiet, stop=stop.is_set)
         _say_what_came_out(places, over=over)
 
 
@@ -220,20 +218,6 @@ def _layers(text: str | None) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise click.UsageError(f"--capture is {text!r}: give numbers of layers, as 2,15,27.") from None
-
-
-def _until_told() -> threading.Event:
-    """Set by the first Ctrl-C or SIGTERM, which lets the update under way end; the second does not wait."""
-    stop = threading.Event()
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            signal.default_int_handler(signum, frame)
-        stop.set()
-
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, note)
-    return stop
 
 
 def _say_what_came_out(places: Places, *, over: bool) -> None:
