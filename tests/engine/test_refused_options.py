@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from paceline import LLM
+from paceline.config import load_config
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.device_groups import parse_devices
+from paceline.engine.modes import mode_of
 from paceline.errors import ConfigError
 
 THERE = {"draft_address": "tcp://nowhere:1", "draft_key_file": "key"}
@@ -72,3 +74,10 @@ def test_two_files_of_one_name_are_refused_before_anything_is_loaded(tmp_path: P
 def test_no_range_of_cores_is_built_that_no_machine_has() -> None:
     with pytest.raises(ConfigError, match="no machine has a core or device 99999999999"):
         parse_devices("0-99999999999", "groups.target_devices", "cpu")
+
+
+@pytest.mark.parametrize("options", [{"num_speculative_tokens": 5}, {"length_by_batch_size": ((1, 3),)}])
+@pytest.mark.parametrize("nothing", [{"draft": "none"}, {"mode": "autoregressive"}])
+def test_no_length_where_nothing_is_guessed(options: dict[str, object], nothing: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is set but .*: leave one of them out"):
+        mode_of(load_config(options=options | nothing))

@@ -103,10 +103,11 @@ def _check_none(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) ->
         separate = mode.separate or config.groups.placement == "disaggregated"
     elif mode.name == "autoregressive":
         reason, separate = "groups.mode is autoregressive", config.groups.placement == "disaggregated"
-        if config.speculation.num_speculative_tokens:
-            raise ConfigError(f"num_speculative_tokens is set but {reason}: leave one of them out.")
     else:
         return
+    for name in ("num_speculative_tokens", "length_by_batch_size"):
+        if getattr(config.speculation, name):
+            raise ConfigError(f"{name} is set but {reason}: leave one of them out.")
     if separate:
         raise ConfigError(
             f"{reason}, so that there is no drafter to run at the same time as the target: leave placement "
