@@ -341,3 +341,10 @@ def test_ctrl_c_ends_quietly(run: Run, engine: Engine) -> None:
     result = run("generate", "Hello")
     assert (result.exit_code, result.stderr) == (130, "")
     assert engine.made[0].closed
+
+
+def test_a_cache_per_tenant_is_refused(run: Run) -> None:
+    options = ["--draft", "suffix", "--set", "speculation.suffix_cache=tenant"]
+    result = run("generate", *options, "Hello")
+    assert result.exit_code == 2
+    assert "name no tenant" in result.stderr

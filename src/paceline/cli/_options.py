@@ -12,6 +12,7 @@ import click
 
 from paceline.config import OPTION_PATHS, Config, Device, Dtype, Growth, Mode, Placement, load_config, to_toml
 from paceline.core.params import SamplingParams
+from paceline.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -105,7 +106,13 @@ def config_of(values: dict[str, Any]) -> Config:
     """The configuration that a command's option values ask for. Raises ConfigError."""
     # A command's --seed belongs to its requests.
     flat = {name: value for name, value in values.items() if name in OPTION_PATHS and name != "seed"}
-    return load_config(values["config_file"], values["overrides"], flat)
+    config = load_config(values["config_file"], values["overrides"], flat)
+    if config.speculation.suffix_cache == "tenant":
+        raise ConfigError(
+            "speculation.suffix_cache is tenant but requests of the command line name no tenant, so that "
+            "nothing would be learnt: choose shared, or off."
+        )
+    return config
 
 
 def params_of(values: dict[str, Any]) -> SamplingParams:
