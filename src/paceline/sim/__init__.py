@@ -1,0 +1,1 @@
+"""The laboratory without a model: recorded acceptance, costs, simulation and bounds. Never reaches torch."""
