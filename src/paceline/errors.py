@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class PacelineError(Exception):
     """Base of all errors raised on purpose. `str(error)` is ready to be shown to a user."""
@@ -34,3 +37,11 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - numbers of thousands of digits among others
         text = f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the one that may be meant, if any, and all there are."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    listed = f"the known ones are {', '.join(names)}."
+    return f"did you mean {close[0]!r}? {listed[0].upper()}{listed[1:]}" if close else listed

@@ -1,0 +1,198 @@
+"""What passes and questions to drafters take: the forms of it.
+
+Every form is monotone by its construction: no coefficient is below 0 and no table falls. All times are in
+seconds. A form is data (a msgspec struct), so that it is written to a file and read back as it is; anything
+else with the method of the protocol serves as well, but cannot be saved.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import isfinite
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
+
+Seconds = Annotated[float, Meta(ge=0, description="seconds, not below 0")]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1, description="a whole number from 1")]
+
+
+class PassTime(Protocol):
+    """A pass of the target or a draft model."""
+
+    def seconds(self, new_tokens: int, kv_tokens: int, requests: int) -> float:
+        """new_tokens: in the pass, roots and guesses of all requests.  kv_tokens: that those look back on,
+        the contexts of all requests together."""
+        ...
+
+
+class DraftTime(Protocol):
+    """One question to a drafter."""
+
+    def seconds(self, requests: int, levels: int, guesses: int, unread: int, kv_tokens: int) -> float:
+        """requests: for which it guesses.  levels: of the deepest chain.  guesses: of all requests together.
+        unread: committed tokens that the drafter has not seen, of all requests together; a request's newest
+        token is one of them.  kv_tokens: their contexts together."""
+        ...
+
+
+class Form(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="form"):
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int | float) and not (isfinite(number) and number >= 0.0):
+                    raise ValueError(f"`{name}` holds {number}: it must be finite and not below 0")
+
+
+# ---------------------------------------------------------------- passes
+
+
+class LinearPass(Form, frozen=True, tag="linear"):
+    """A constant, mostly reading the weights, and so much per new token, per KV token and per request."""
+
+    fixed_s: Seconds
+    per_token_s: Seconds = 0.0
+    per_kv_token_s: Seconds = 0.0
+    per_request_s: Seconds = 0.0
+
+    def seconds(self, new_tokens: int, kv_tokens: int, requests: int) -> float:
+        return (
+            self.fixed_s
+            + self.per_token_s * new_tokens
+            + self.per_kv_token_s * kv_tokens
+            + self.per_request_s * requests
+        )
+
+
+class RooflinePass(Form, frozen=True, tag="roofline"):
+    """Memory traffic and arithmetic at the same time: `fixed + (memory^p + compute^p)^(1/p)`.
+
+    memory = `read_s`, the weights, + KV; compute = per new token. sharpness: p; 1 = one after the other, as
+    in `LinearPass`; large = whichever is longer. exchange_s, and per token of the pass: what tensor parallel
+    ranks take to add up their parts.
+    """
+
+    read_s: Seconds
+    per_token_s: Seconds
+    per_kv_token_s: Seconds
+    fixed_s: Seconds = 0.0
+    exchange_s: Seconds = 0.0
+    exchange_per_token_s: Seconds = 0.0
+    sharpness: Annotated[float, Meta(ge=1, le=64, description="a number from 1 to 64")] = 1.0
+
+    def seconds(self, new_tokens: int, kv_tokens: int, requests: int) -> float:  # noqa: ARG002 - all share
+        memory = self.read_s + self.per_kv_token_s * kv_tokens
+        compute = self.per_token_s * new_tokens
+        beside = self.fixed_s + self.exchange_s + self.exchange_per_token_s * new_tokens
+        longer, shorter = max(memory, compute), min(memory, compute)
+        if longer == 0.0:
+            return beside
+        hidden: float = (1.0 + (shorter / longer) ** self.sharpness) ** (1.0 / self.sharpness)
+        return beside + longer * hidden
+
+
+class TablePass(Form, frozen=True, tag="table"):
+    """Measured sizes, and so much per KV token and request.
+
+    seconds_at: of a pass of `new_tokens[i]` tokens of one request without context, never falling. between:
+    "line" = sizes between two measured ones lie on the line through them, so that a step of the hardware is
+    two neighbouring sizes; "step" = they take as long as the next larger one, as passes padded to the sizes
+    of captured graphs do. per_token_s: each token beyond the largest size.
+    per_pair_s: of each pair of a new token and one that it looks back on, where attention is bound by
+    arithmetic; every request counts as having its share of the new tokens and of the context.
+    """
+
+    new_tokens: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    seconds_at: Annotated[tuple[Seconds, ...], Meta(min_length=1)]
+    between: Literal["line", "step"] = "line"
+    per_token_s: Seconds = 0.0
+    per_kv_token_s: Seconds = 0.0
+    per_request_s: Seconds = 0.0
+    per_pair_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.new_tokens) != len(self.seconds_at):
+            raise ValueError(
+                f"`new_tokens` has {len(self.new_tokens)} sizes but `seconds_at` {len(self.seconds_at)} times"
+            )
+        if any(a >= b for a, b in zip(self.new_tokens, self.new_tokens[1:], strict=False)):
+            raise ValueError("`new_tokens` must rise from one to the next")
+        if any(a > b for a, b in zip(self.seconds_at, self.seconds_at[1:], strict=False)):
+            raise ValueError("`seconds_at` must not fall: a larger pass takes no less time")
+
+    def seconds(self, new_tokens: int, kv_tokens: int, requests: int) -> float:
+        return (
+            self._of_size(new_tokens)
+            + self.per_kv_token_s * kv_tokens
+            + self.per_request_s * max(requests - 1, 0)
+            + self.per_pair_s * new_tokens * kv_tokens / max(requests, 1)
+        )
+
+    def _of_size(self, size: int) -> float:
+        sizes, times = self.new_tokens, self.seconds_at
+        at = bisect_left(sizes, size)
+        if at == len(sizes):
+            return times[-1] + self.per_token_s * (size - sizes[-1])
+        if at == 0 or sizes[at] == size or self.between == "step":
+            return times[at]
+        below, above = sizes[at - 1], sizes[at]
+        return times[at - 1] + (times[at] - times[at - 1]) * (size - below) / (above - below)
+
+
+Pass = LinearPass | RooflinePass | TablePass
+
+
+# ---------------------------------------------------------------- drafters
+
+
+class LinearDraft(Form, frozen=True, tag="linear"):
+    """A constant, and so much per level, request, guess, unread token and KV token."""
+
+    fixed_s: Seconds = 0.0
+    per_level_s: Seconds = 0.0
+    per_request_s: Seconds = 0.0
+    per_guess_s: Seconds = 0.0
+    per_unread_s: Seconds = 0.0
+    per_kv_token_s: Seconds = 0.0
+
+    def seconds(self, requests: int, levels: int, guesses: int, unread: int, kv_tokens: int) -> float:
+        return (
+            self.fixed_s
+            + self.per_level_s * levels
+            + self.per_request_s * requests
+            + self.per_guess_s * guesses
+            + self.per_unread_s * unread
+            + self.per_kv_token_s * kv_tokens
+        )
+
+
+class PassesDraft(Form, frozen=True, tag="passes"):
+    """A model that drafts: a pass over the unread tokens, which gives the first level of guesses, and one
+    over each level but the last, which nobody expands. fixed_s: of a question, besides."""
+
+    each: Pass
+    fixed_s: Seconds = 0.0
+
+    def seconds(self, requests: int, levels: int, guesses: int, unread: int, kv_tokens: int) -> float:
+        first = self.each.seconds(max(unread, requests, 1), kv_tokens, requests)
+        if levels <= 1:
+            return self.fixed_s + first
+        per_level = max(-(-guesses // levels), requests, 1)
+        further = self.each.seconds(per_level, kv_tokens + guesses, requests)
+        return self.fixed_s + first + (levels - 1) * further
+
+
+class ShareDraft(Form, frozen=True, tag="share"):
+    """A fixed share of the pass that verifies the guesses."""
+
+    share: Annotated[float, Meta(ge=0, le=1000, description="a number from 0 to 1000")]
+    of: Pass
+
+    def seconds(self, requests: int, levels: int, guesses: int, unread: int, kv_tokens: int) -> float:  # noqa: ARG002
+        return self.share * self.of.seconds(requests + guesses, kv_tokens, requests)
+
+
+Draft = LinearDraft | PassesDraft | ShareDraft
