@@ -279,6 +279,8 @@ def test_costs_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
         save_costs(path, replace(example(), step_overhead_s=float("nan")))
     with pytest.raises(PacelineError, match="cannot be saved"):
         save_costs(path, replace(example(), provenance={"an": object()}))
+    with pytest.raises(PacelineError, match="provenance"):
+        save_costs(path, replace(example(), provenance={"error": float("nan")}))
     assert not path.exists()
 
 

@@ -120,6 +120,8 @@ def save_costs(path: Path, costs: CostModel) -> None:
     costs_of(content, f"the costs for {path}")
     try:
         Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except ValueError:
+        raise PacelineError("these costs cannot be saved: their provenance holds no number.") from None
     except OSError as error:
         raise ConfigError(f"cannot write the costs to {path}: {error.strerror}.") from None
 
