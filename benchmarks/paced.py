@@ -38,9 +38,9 @@ from paceline.engine.draft_host import RemoteHost
 from paceline.engine.draft_server import hosted
 from paceline.engine.draft_worker import DraftWorker
 from paceline.engine.engine import Engine
-from paceline.engine.modes import MODES
 from paceline.loading import load
 from paceline.loading.tokenizer import Tokenizer
+from paceline.modes import MODES
 from paceline.paced.build import PacedPair, build_paced, build_paced_drafter
 from paceline.paced.groups import TraceCandidates
 from paceline.paced.world import Recording, Text, World, read_recordings

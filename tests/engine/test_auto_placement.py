@@ -10,8 +10,8 @@ import pytest
 from paceline.config import Config, load_config
 from paceline.engine import auto_placement
 from paceline.engine.auto_placement import Costs, overlapped_rate, serial_rate, settled
-from paceline.engine.modes import MODES
 from paceline.errors import ConfigError
+from paceline.modes import MODES
 
 
 def config(**options: Any) -> Config:

@@ -11,8 +11,8 @@ from paceline import LLM
 from paceline.config import load_config
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.device_groups import parse_devices
-from paceline.engine.modes import mode_of
 from paceline.errors import ConfigError
+from paceline.modes import mode_of
 
 THERE = {"draft_address": "tcp://nowhere:1", "draft_key_file": "key"}
 

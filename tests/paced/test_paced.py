@@ -14,9 +14,9 @@ from paceline import LLM
 from paceline.config import Config, GroupsConfig
 from paceline.core.params import SamplingParams
 from paceline.core.work import Announcement, RunTarget, TargetItem
-from paceline.engine.modes import MODES
 from paceline.errors import ConfigError
 from paceline.loading import load
+from paceline.modes import MODES
 from paceline.paced.build import PacedPair, build_paced, read_pair
 from paceline.paced.groups import PacedTarget, PassTimes, TraceTarget
 from paceline.paced.world import Recording, World, read_recordings

@@ -6,14 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from math import isfinite
 from operator import index
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import Announcement, DraftItem, DraftNodes, FinishedOutput, Proposal, Release
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @runtime_checkable
@@ -70,16 +67,6 @@ def released(drafter: Drafter, work: Release) -> None:
     if work.finished and isinstance(drafter, LearningDrafter):
         drafter.learn(work.finished)
     drafter.release(work.request_ids)
-
-
-@runtime_checkable
-class FeatureDrafter(Drafter, Protocol):
-    """A drafter that reads hidden states of a target in another process."""
-
-    def take_features(self, request_id: str, generation: int, start: int, features: Tensor) -> None:
-        """`[n, num_captured, hidden]` of the positions from `start` on, for the announcement `generation`,
-        which may come after them. Raises ValueError for what does not follow on what came before."""
-        ...
 
 
 def plain(proposal: Any) -> Proposal | None:

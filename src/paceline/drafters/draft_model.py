@@ -8,8 +8,8 @@ from itertools import groupby
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.token_tree import ROOT
 from paceline.drafters.base import Drafter
+from paceline.drafters.materials import Materials
 from paceline.drafters.ranking import Ranking
-from paceline.drafters.registry import Materials
 from paceline.drafters.slot_keeper import SlotKeeper
 from paceline.drafters.tree_drafter import Candidates, DraftSequence, Leaf
 from paceline.execution.forward_batch import Segment

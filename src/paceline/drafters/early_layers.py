@@ -10,8 +10,8 @@ from paceline.core.growth import DraftTree
 from paceline.core.slots import SlotPool
 from paceline.core.token_tree import ROOT
 from paceline.drafters.base import Drafter
+from paceline.drafters.materials import Materials
 from paceline.drafters.ranking import Ranking
-from paceline.drafters.registry import Materials
 from paceline.drafters.tree_drafter import Candidates, DraftSequence, Leaf
 from paceline.errors import ConfigError
 from paceline.execution.forward_batch import Segment

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
+
+from paceline.drafters.base import Drafter
 
 
 class FeatureSource(Protocol):
@@ -16,6 +18,16 @@ class FeatureSource(Protocol):
 
     def features(self, request_id: str, start: int, end: int) -> Tensor:
         """`[end - start, num_captured, hidden]` of positions below `computed`, a copy."""
+        ...
+
+
+@runtime_checkable
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that reads hidden states of a target in another process."""
+
+    def take_features(self, request_id: str, generation: int, start: int, features: Tensor) -> None:
+        """`[n, num_captured, hidden]` of the positions from `start` on, for the announcement `generation`,
+        which may come after them. Raises ValueError for what does not follow on what came before."""
         ...
 
 

@@ -13,8 +13,8 @@ from paceline.core.token_tree import ROOT
 from paceline.drafters.base import Drafter
 from paceline.drafters.features import FeatureSource
 from paceline.drafters.head_pass import HeadPass, Unbacked
+from paceline.drafters.materials import Materials
 from paceline.drafters.ranking import Ranking, coupling
-from paceline.drafters.registry import Materials
 from paceline.drafters.slot_keeper import SlotKeeper
 from paceline.drafters.tree_drafter import Candidates, DraftSequence, Leaf
 from paceline.execution.devices import current

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.config import SpeculationConfig
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.lookup import Found, Lookup, LookupOdds
 from paceline.core.text_index import IndexedText
 from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import Announcement
 from paceline.drafters.base import PerRequestDrafter
-from paceline.drafters.registry import Materials
 from paceline.errors import ConfigError
 
 
@@ -63,6 +63,5 @@ class NgramDrafter(PerRequestDrafter[Lookup]):
         return tree.select(max_nodes, max_depth)
 
 
-def made(materials: Materials) -> NgramDrafter:
-    options = materials.speculation
+def configured(options: SpeculationConfig) -> NgramDrafter:
     return NgramDrafter(options.prompt_lookup_min, options.prompt_lookup_max, options.prompt_lookup_branches)

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
-from paceline.config import Config, SpeculationConfig
+from paceline.config import Config
 from paceline.errors import ConfigError, shown
-
-if TYPE_CHECKING:
-    from paceline.core.scheduler import Limits
-    from paceline.drafters.base import Drafter
-    from paceline.drafters.features import FeatureSource
-    from paceline.drafters.tree_drafter import CandidateModel
-    from paceline.execution.model_runner import ModelRunner
-    from paceline.execution.target_view import TargetView
-    from paceline.models.head import HeadDecoder
-
 
 Weights = Literal["", "named", "shipped", "target"]
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterKind:
-    """factory: "module:function" that makes it from `Materials`, imported only then.
+    """factory: "module:function" that makes it from `drafters.materials.Materials`, imported only then.
 
     weights: where it has some of its own from, in the precision `speculation.draft_dtype`: the folder, file
     or id that it is named by, the head that is shipped for the target, the target's own checkpoint; "" = it
@@ -55,7 +43,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         # Prompt lookup, as vLLM's `ngram`.
-        DrafterKind("ngram", "paceline.drafters.ngram:made", looks_up=True),
+        DrafterKind("ngram", "paceline.drafters.without_weights:ngram", looks_up=True),
         # Self-speculative decoding, as in LayerSkip, arXiv 2404.16710.
         DrafterKind(
             "layers",
@@ -65,7 +53,7 @@ KINDS = {
             target_slots=64,
         ),
         # Suffix decoding, arXiv 2411.04975.
-        DrafterKind("suffix", "paceline.drafters.suffix:made", looks_back=True),
+        DrafterKind("suffix", "paceline.drafters.without_weights:suffix", looks_back=True),
         # arXiv 2503.01840.
         DrafterKind("eagle3", _HEAD, weights="shipped", grows_trees=True, features=True),
         # Modules for multi-token prediction that a target brings along, as DeepSeek-V3 (arXiv 2412.19437).
@@ -93,30 +81,6 @@ class NamedDrafter:
 
     name: str
     kind: DrafterKind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Materials:
-    """What a drafter is made from.
-
-    limits: what the target serves, fitted to this machine's memory.  tree: a drafter that grows trees by the
-    configured rule.  runner: of the drafter's own model, for so many tokens of context and no more than
-    `context_length`.  head: on `head_device`, with the `features` that it reads.  target: for a kind that
-    runs layers of the target.  vocabulary: the target's fingerprint, where the drafter is in its process.
-    """
-
-    speculation: SpeculationConfig
-    limits: Limits
-    target_vocab_size: int
-    eos_token_ids: Sequence[int]
-    tree: Callable[[CandidateModel], Drafter]
-    runner: Callable[[int], ModelRunner] | None = None
-    context_length: int = 0
-    head: HeadDecoder | None = None
-    head_device: str = "cpu"
-    features: FeatureSource | None = None
-    target: TargetView | None = None
-    vocabulary: Callable[[], str] = str
 
 
 def drafters_of(config: Config, *, own_drafter: bool = False) -> tuple[NamedDrafter, ...]:
@@ -180,10 +144,3 @@ def _exists(name: str) -> bool:
         return Path(name).exists()
     except OSError:
         return False
-
-
-def make(kind: DrafterKind, materials: Materials) -> Drafter:
-    """Raises what its factory raises."""
-    module, _, function = kind.factory.partition(":")
-    factory = cast("Callable[[Materials], Drafter]", getattr(import_module(module), function))
-    return factory(materials)

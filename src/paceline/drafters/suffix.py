@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.config import SpeculationConfig
 from paceline.config import SuffixCache as Sharing
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.suffix_cache import SuffixCache
@@ -16,7 +17,6 @@ from paceline.core.suffix_index import Context, SuffixIndex
 from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import Announcement, DraftItem, DraftNodes, FinishedOutput, Proposal
 from paceline.drafters.base import PerRequestDrafter
-from paceline.drafters.registry import Materials
 from paceline.drafters.suffix_file import SuffixFile
 
 logger = logging.getLogger(__name__)
@@ -140,9 +140,11 @@ class SuffixDrafter(PerRequestDrafter[SuffixState]):
         return hashlib.sha256(name.encode()).hexdigest()
 
 
-def made(materials: Materials) -> SuffixDrafter:
-    """Raises ConfigError if the file of past outputs cannot be used."""
-    options = materials.speculation
+def configured(
+    options: SpeculationConfig, vocabulary: Callable[[], str] = str, vocab_size: int = 0
+) -> SuffixDrafter:
+    """vocabulary, vocab_size: of the target, for a file of past outputs. Raises ConfigError if that cannot be
+    used."""
     rule = SuffixRule(
         options.suffix_factor, options.suffix_offset, options.suffix_min_token_prob, options.suffix_tree
     )
@@ -152,8 +154,6 @@ def made(materials: Materials) -> SuffixDrafter:
     cache = SuffixCache(depth, options.suffix_max_cached_requests, options.suffix_max_memory * 2**20)
     file = None
     if options.suffix_cache_file:
-        file = SuffixFile(
-            Path(options.suffix_cache_file), sharing, materials.vocabulary(), materials.target_vocab_size
-        )
+        file = SuffixFile(Path(options.suffix_cache_file), sharing, vocabulary(), vocab_size)
         file.read(cache)
     return SuffixDrafter(rule, depth, sharing, cache, file)

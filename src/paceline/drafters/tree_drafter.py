@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.growth import DraftTree, GrowthRule
@@ -16,11 +16,6 @@ from paceline.core.planner import PassCost
 from paceline.core.prefix_cache import CacheNode
 from paceline.core.token_tree import ROOT
 from paceline.core.work import DraftItem, DraftNodes, Proposal
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from paceline.drafters.features import ReceivedFeatures
 
 _ANY_DEPTH = 2**30
 
@@ -127,6 +122,16 @@ class ChainModel(CandidateModel, Protocol):
         ...
 
 
+class FeatureSink(Protocol):
+    """Where hidden states of a target elsewhere are kept until the model reads them."""
+
+    def take(self, request_id: str, generation: int, start: int, features: Any) -> None:
+        """features: a tensor, as `drafters.features.FeatureDrafter` says."""
+        ...
+
+    def forget(self, request_id: str, generation: int) -> None: ...
+
+
 class TreeDrafter:
     """Persistent trees (SwiftSpec, section 3): committing a token keeps what hangs below it, KV included.
 
@@ -135,7 +140,8 @@ class TreeDrafter:
     when the rule is done (SwiftSpec, Algorithm 1).  pass_leaves: most leaves one pass expands, over all
     requests.  most_nodes: most nodes computed per request, the others being leaves, unless more are asked
     for.  thrifty: a pass takes no more leaves than pay for themselves, instead of all that the rule wants.
-    received: where a target in another process sends its hidden states to, which the model reads.
+    clock: seconds, by which passes are measured.  received: where a target in another process sends its
+    hidden states to, which the model reads.
     """
 
     def __init__(
@@ -148,7 +154,8 @@ class TreeDrafter:
         pass_leaves: int = 64,
         most_nodes: int = 128,
         thrifty: bool = False,
-        received: ReceivedFeatures | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        received: FeatureSink | None = None,
     ) -> None:
         self.needs = model.needs
         self._model = model
@@ -158,6 +165,7 @@ class TreeDrafter:
         self._pass_leaves = pass_leaves
         self._most_nodes = most_nodes
         self._thrifty = thrifty
+        self._clock_s = clock
         self._received = received
         self._judging = model if isinstance(model, JudgedModel) else None
         self._chains = model if rule.straight and isinstance(model, ChainModel) else None
@@ -193,7 +201,7 @@ class TreeDrafter:
                 if self._received is not None:
                     self._received.forget(request_id, sequence.generation)
 
-    def take_features(self, request_id: str, generation: int, start: int, features: Tensor) -> None:
+    def take_features(self, request_id: str, generation: int, start: int, features: Any) -> None:
         if self._received is not None:
             self._received.take(request_id, generation, start, features)
 
@@ -314,10 +322,10 @@ class TreeDrafter:
         """One pass over as many of the leaves as it takes; the new nodes of the requests that took part."""
         leaves = wanted[: self._worthwhile(wanted[: self._pass_leaves])]
         first = {leaf.sequence.request_id: leaf.sequence.num_nodes for leaf in leaves}
-        started = time.perf_counter()
+        started = self._clock_s()
         for leaf, found in zip(leaves, self._model.expand(leaves) if leaves else (), strict=True):
             self._hang(leaf, found)
-        self._cost.learn(len(leaves), time.perf_counter() - started)
+        self._cost.learn(len(leaves), self._clock_s() - started)
         grown = []
         for name, start in first.items():
             sequence = self._sequences[name]

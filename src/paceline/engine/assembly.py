@@ -18,10 +18,10 @@ from paceline.engine.draft_group import DraftGroup
 from paceline.engine.engine import About, Engine
 from paceline.engine.executor import Executor, LocalExecutor, Target
 from paceline.engine.feature_feed import FeatureFeed
-from paceline.engine.modes import Mode, draft_policy
 from paceline.engine.outputs import DrafterMemory
 from paceline.engine.replay import EventLog
 from paceline.loading.tokenizer import Tokenizer
+from paceline.modes import Mode, draft_policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from paceline.drafters.registry import MODEL, drafters_of
 from paceline.engine.device_groups import DeviceGroup, groups_of
 from paceline.engine.machine import resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup
-from paceline.engine.modes import MODES
 from paceline.errors import ConfigError
 from paceline.execution.forward_batch import Segment
 from paceline.execution.model_runner import ModelRunner
 from paceline.loading import LoadedModel, load
 from paceline.loading.heads import is_head
+from paceline.modes import MODES
 
 logger = logging.getLogger(__name__)
 

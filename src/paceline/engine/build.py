@@ -27,12 +27,12 @@ from paceline.engine.engine import Engine
 from paceline.engine.feature_feed import FeatureFeed
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup, limits_of
-from paceline.engine.modes import Mode, ahead_passes, mode_of
 from paceline.engine.replay import EventLog
 from paceline.errors import ConfigError, shown
 from paceline.execution.target import TargetExecutor
 from paceline.execution.target_view import TargetView
 from paceline.loading import LoadedModel, load
+from paceline.modes import Mode, ahead_passes, mode_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from paceline.config import Config, GroupsConfig, SpeculationConfig
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.scheduler import Limits
 from paceline.core.work import AdvanceDrafts, DraftDone, GrowDrafts, NodesDrafted, Release
+from paceline.drafters.service import AheadMode
 
 PROTOCOL = 4
 """Raised with every change of a message that crosses; both sides must speak the same."""
@@ -33,8 +34,6 @@ _MOST_CHARACTERS = 2000
 
 _PADDING_TOKEN = re.compile(r"\[PAD\d*\]")
 """What llama.cpp's converter fills a vocabulary up with."""
-
-AheadMode = Literal["off", "stream", "silent"]
 
 
 class DraftGroupSpec(msgspec.Struct, frozen=True, kw_only=True):

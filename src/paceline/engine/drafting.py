@@ -10,18 +10,19 @@ from paceline.config import Config
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
 from paceline.drafters.features import FeatureColumns, FeatureSource, ReceivedFeatures
-from paceline.drafters.registry import HEAD, DrafterKind, Materials, NamedDrafter, make
+from paceline.drafters.materials import Materials, make
+from paceline.drafters.registry import HEAD, DrafterKind, NamedDrafter
 from paceline.drafters.tree_drafter import CandidateModel, TreeDrafter
 from paceline.engine.device_groups import DeviceGroup
 from paceline.engine.head_setup import HeadSetup, head_precision
 from paceline.engine.machine import resolve_precision
 from paceline.engine.model_setup import ModelSetup
-from paceline.engine.modes import Mode, growth_rule, most_guesses
 from paceline.engine.outputs import DrafterMemory
 from paceline.errors import ConfigError
 from paceline.execution.target_view import TargetView
 from paceline.loading import LoadedModel, check_same_vocabulary, load
 from paceline.loading.heads import LoadedHead, is_head, load_head, load_mtp, shipped_head
+from paceline.modes import Mode, growth_rule, most_guesses
 
 _PASS_LEAVES = 64
 

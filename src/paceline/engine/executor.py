@@ -23,7 +23,7 @@ from paceline.core.work import (
     Work,
 )
 from paceline.drafters.base import ClosingDrafter, Drafter, released
-from paceline.engine.draft_service import proposals_of
+from paceline.drafters.service import proposals_of
 from paceline.execution.interrupts import interruptible
 
 logger = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from paceline.core.work import (
     WorkLost,
 )
 from paceline.engine.draft_group import DraftGroupStats
-from paceline.engine.modes import MODES
 from paceline.engine.outputs import DrafterMemory, LaneStats
 from paceline.engine.timeline import Timeline
+from paceline.modes import MODES
 
 
 def priced(

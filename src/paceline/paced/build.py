@@ -23,12 +23,12 @@ from paceline.engine.draft_messages import DraftGroupSpec
 from paceline.engine.engine import Engine
 from paceline.engine.executor import Target
 from paceline.engine.model_setup import ModelSetup
-from paceline.engine.modes import ahead_passes, growth_rule, mode_of, most_guesses
 from paceline.errors import ConfigError
 from paceline.execution.model_runner import ModelRunner
 from paceline.execution.target import TargetExecutor
 from paceline.loading import LoadedModel, load
 from paceline.loading.tokenizer import Tokenizer
+from paceline.modes import ahead_passes, growth_rule, mode_of, most_guesses
 from paceline.paced.groups import PacedCandidates, PacedTarget, PassTimes, TraceCandidates, TraceTarget
 from paceline.paced.world import World, read_recordings
 

@@ -12,8 +12,8 @@ from paceline.core.mirror import DraftMirror
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import AdvanceDrafts, DraftItem, GrowDrafts, Proposal, Release
 from paceline.drafters.base import AheadDrafter, Drafter
+from paceline.drafters.service import DraftService, StreamedProposals, merged
 from paceline.engine.draft_messages import FOR_ENGINE, Codec
-from paceline.engine.draft_service import DraftService, StreamedProposals, merged
 from tests.cases.drafters import RuleDrafter
 from tests.core.toy import VOCAB
 from tests.engine.draft_toys import (

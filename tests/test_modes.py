@@ -13,8 +13,8 @@ from paceline.core.drafting import DrafterNeeds
 from paceline.core.growth import BestFirst, Calibrated, Chain, FixedShape, GrowthRule, Layers
 from paceline.core.outcomes import OutcomeCache
 from paceline.drafters.ngram import NgramDrafter
-from paceline.engine.modes import MODES, ahead_passes, draft_policy, growth_rule, mode_of, most_guesses
 from paceline.errors import ConfigError
+from paceline.modes import MODES, ahead_passes, draft_policy, growth_rule, mode_of, most_guesses
 
 NEEDS = DrafterNeeds("any")
 GROWTHS = [name for name in get_args(Growth) if name != "auto"]

@@ -13,7 +13,7 @@ from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, Lengt
 from paceline.core.growth import BestFirst, Calibrated, Chain, FixedShape, GrowthRule, Layers
 from paceline.core.outcomes import OutcomeCache
 from paceline.drafters.registry import OWN, NamedDrafter, drafters_of
-from paceline.engine.draft_messages import AheadMode
+from paceline.drafters.service import AheadMode
 from paceline.errors import ConfigError, shown
 
 
