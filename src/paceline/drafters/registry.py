@@ -10,6 +10,7 @@ from typing import Literal
 
 from paceline.config import Config
 from paceline.errors import ConfigError, shown
+from paceline.shipped import EMBEDDED_HEAD
 
 Weights = Literal["", "named", "shipped", "target"]
 
@@ -102,8 +103,6 @@ def _best(config: Config) -> str:
     in_turn = config.groups.placement in (None, "serial") and config.groups.mode in (None, *_IN_TURN)
     if not in_turn or config.model.lower() not in _MODEL_NAMES:
         return "ngram"
-    from paceline.loading.heads.shipped import EMBEDDED_HEAD
-
     return "ngram+eagle3" if find_spec(EMBEDDED_HEAD) else "ngram"
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from paceline.errors import ConfigError
 from paceline.loading.heads.load import plain_name
 from paceline.loading.model import LoadedModel
+from paceline.shipped import EMBEDDED_HEAD
 
-EMBEDDED_HEAD = "paceline_smollm2_head"
-"""The package with the embedded model's."""
 _PACKAGES = {"smollm2-135m-instruct": EMBEDDED_HEAD}
 """By the target's name without owner, file type and quantisation: the package whose folder is the head's."""
 
