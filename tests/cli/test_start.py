@@ -50,6 +50,7 @@ def test_unknown_command(run: Run) -> None:
         "from paceline.cli import cli; cli(['generate', '--help'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['chat', '--help'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['chat', '--print-config'], standalone_mode=False)",
+        "from paceline.cli import cli; cli(['trace', '--help'], standalone_mode=False)",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.config import Config
+from paceline.core.growth import GrowthRule
 from paceline.core.scheduler import Limits
 from paceline.drafters.base import Drafter
 from paceline.drafters.features import FeatureColumns, FeatureSource, ReceivedFeatures
@@ -17,7 +18,7 @@ from paceline.engine.device_groups import DeviceGroup
 from paceline.engine.head_setup import HeadSetup, head_precision
 from paceline.engine.machine import resolve_precision
 from paceline.engine.model_setup import ModelSetup
-from paceline.engine.outputs import ModelMemory
+from paceline.engine.outputs import DrafterMemory
 from paceline.errors import ConfigError
 from paceline.execution.target_view import TargetView
 from paceline.loading import LoadedModel, check_same_vocabulary, load
@@ -50,10 +51,10 @@ class ChosenDrafter:
     def kv_bytes_per_token(self) -> int:
         return self.setup.kv_bytes_per_token if self.setup is not None else 0
 
-    def memory(self, target: ModelSetup) -> ModelMemory:
+    def memory(self, target: ModelSetup) -> DrafterMemory:
         weights = self.setup.weight_bytes if self.setup is not None else 0
         features = target.slot_bytes(self.capture) - target.slot_bytes()
-        return ModelMemory(weights, self.kv_bytes_per_token, features)
+        return DrafterMemory(weights, self.kv_bytes_per_token, features)
 
     @property
     def capture(self) -> tuple[int, ...]:
@@ -68,13 +69,24 @@ class ChosenDrafter:
         """Of the target's cache, beyond the core's: no more than two passes of the target could verify."""
         return min(self.kind.target_slots * limits.max_num_seqs, 2 * limits.max_batch_tokens)
 
-    def make(self, config: Config, mode: Mode, limits: Limits, target: TargetTerms) -> Drafter:
-        """Raises KernelError, ConfigError or EngineError when it cannot run so."""
+    def make(
+        self,
+        config: Config,
+        mode: Mode,
+        limits: Limits,
+        target: TargetTerms,
+        *,
+        rule: GrowthRule | None = None,
+    ) -> Drafter:
+        """rule: by which its trees grow, if not by the mode's.
+
+        Raises KernelError, ConfigError or EngineError when it cannot run so.
+        """
 
         def tree(model: CandidateModel) -> Drafter:
             return TreeDrafter(
                 model,
-                growth_rule(mode, config.tree, most_guesses(config, mode)),
+                rule or growth_rule(mode, config.tree, most_guesses(config, mode)),
                 # In turn with the target, features are there before the next guesses, which are better so.
                 keep_tree=mode.keep_tree and not (self.kind.features and mode.ahead == "off"),
                 top_up=mode.top_up,

@@ -41,7 +41,15 @@ def read_prompts(path: Path) -> list[TrainingPrompt]:
 
     Raises ConfigError naming file and line of what cannot be read.
     """
-    prompts = []
+    return [prompt_of(record, path.name, f"{path}, line {number}") for number, record in read_objects(path)]
+
+
+def read_objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file, one at least, `.gz` or not, each with the number of its line.
+
+    Raises ConfigError naming file and line of what cannot be read.
+    """
+    objects = []
     for number, line in _lines(path):
         where = f"{path}, line {number}"
         try:
@@ -50,10 +58,10 @@ def read_prompts(path: Path) -> list[TrainingPrompt]:
             raise ConfigError(f"{where} is not JSON ({error}): mend or delete it.") from None
         if not isinstance(record, dict):
             raise ConfigError(f"{where} is {shown(record)}: each line must be an object.")
-        prompts.append(_prompt(record, path.name, where))
-    if not prompts:
+        objects.append((number, record))
+    if not objects:
         raise ConfigError(f"{path} holds no prompt: give a file with one JSON object per line.")
-    return prompts
+    return objects
 
 
 def without(prompts: list[TrainingPrompt], excluded: list[TrainingPrompt]) -> list[TrainingPrompt]:
@@ -83,7 +91,8 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def _prompt(record: dict[str, Any], source: str, where: str) -> TrainingPrompt:
+def prompt_of(record: dict[str, Any], source: str, where: str) -> TrainingPrompt:
+    """where: of the record, for the ConfigError about it."""
     most = _number(record, "max_tokens", where)
     return TrainingPrompt(
         messages=_messages(record, where),

@@ -1,0 +1,1 @@
+"""Records what drafters are worth along a target's own texts: the traces that `paceline.sim` replays."""
