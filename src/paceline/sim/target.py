@@ -1,0 +1,51 @@
+"""The simulated target: its tokens are recorded, its passes take what the costs say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core.token_tree import TokenTree
+from paceline.core.work import RunTarget, StepDone, TargetItem, Verdict
+from paceline.sim.cost import CostModel
+from paceline.sim.requests import SimRequest
+
+
+class SimTarget:
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._known: dict[str, tuple[int, Sequence[int]]] = {}
+
+    def arrives(self, request: SimRequest) -> None:
+        self._known[request.request_id] = (len(request.prompt), request.output)
+
+    def leaves(self, request_id: str) -> None:
+        self._known.pop(request_id, None)
+
+    def seconds(self, work: RunTarget) -> float:
+        new = context = 0
+        for item in work.items:
+            known = len(item.tokens)
+            new += known + len(item.tree_tokens)
+            context += item.start + known
+        return self._costs.target.seconds(new, context, len(work.items))
+
+    def overhead_s(self, work: RunTarget) -> float:
+        return self._costs.overhead_s(len(work.items))
+
+    def answer(self, work: RunTarget, seconds: float, ended: float) -> StepDone:
+        verdicts = tuple(self._verdict(item) for item in work.items if item.sample)
+        return StepDone(work.step, verdicts, seconds, ended)
+
+    def _verdict(self, item: TargetItem) -> Verdict:
+        num_prompt, output = self._known[item.request_id]
+        at = item.start + len(item.tokens) - num_prompt
+        if not item.tree_tokens:  # what `walk` finds in an empty tree
+            return Verdict(item.request_id, (), (output[at],))
+        tree = TokenTree.build(item.tree_tokens, item.tree_parents)
+        path, tokens = tree.walk(lambda node: output[at + tree.depth(node)])
+        return Verdict(item.request_id, tuple(path), tuple(tokens))
+
+
+def decodes(work: RunTarget) -> bool:
+    """Whether no item of the pass reads a prompt."""
+    return all(item.sample and len(item.tokens) == 1 for item in work.items)
