@@ -41,7 +41,7 @@ def shown(value: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the one that may be meant, if any, and all there are."""
-    names = sorted(known)
+    names = {each.lower(): each for each in sorted(known)}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    listed = f"the known ones are {', '.join(names)}."
-    return f"did you mean {close[0]!r}? {listed[0].upper()}{listed[1:]}" if close else listed
+    listed = f"the known ones are {', '.join(names.values())}."
+    return f"did you mean {names[close[0]]!r}? {listed[0].upper()}{listed[1:]}" if close else listed

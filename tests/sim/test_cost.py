@@ -91,6 +91,12 @@ def test_a_table_charges_context_requests_and_pairs() -> None:
     assert table.seconds(8, 200, 2) == pytest.approx(1.0 + 2.0 + 0.1 + 0.001 * 8 * 200 / 2)
 
 
+def test_logits_are_wanted_of_guesses_and_of_a_prompts_last_token() -> None:
+    table = TablePass(new_tokens=(1,), seconds_at=(1.0,), per_row_s=0.1, most_rows=4)
+    assert table.seconds(8, 0, 2) == pytest.approx(1.8)
+    assert table.seconds(500, 0, 2) == pytest.approx(1.8)
+
+
 def test_a_roofline_is_the_sum_or_the_longer_by_its_sharpness() -> None:
     form = RooflinePass(read_s=3.0, per_token_s=1.0, per_kv_token_s=0.5, fixed_s=0.25)
     assert form.seconds(4, 2, 1) == pytest.approx(0.25 + 4.0 + 4.0)

@@ -104,12 +104,14 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """The target pass `step` is over. Items that only prefilled have no verdict. seconds: what it took.
-    ended: when, by the clock of `handle`; 0 = not known."""
+    ended: when, by the clock of `handle`; 0 = not known.  sample_seconds: those of `seconds` that choosing
+    tokens from the logits took."""
 
     step: int
     verdicts: tuple[Verdict, ...]
     seconds: float = 0.0
     ended: float = 0.0
+    sample_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

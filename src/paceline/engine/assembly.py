@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,7 +18,7 @@ from paceline.engine.draft_group import DraftGroup
 from paceline.engine.engine import About, Engine
 from paceline.engine.executor import Executor, LocalExecutor, Target
 from paceline.engine.feature_feed import FeatureFeed
-from paceline.engine.outputs import DrafterMemory
+from paceline.engine.outputs import ModelMemory
 from paceline.engine.replay import EventLog
 from paceline.loading.tokenizer import Tokenizer
 from paceline.modes import Mode, draft_policy
@@ -33,7 +33,7 @@ class Draft:
     group: DraftGroup | None = None
     group_needs: DrafterNeeds | None = None
     feed: FeatureFeed | None = None
-    memory: tuple[DrafterMemory, ...] = ()
+    memory: tuple[ModelMemory, ...] = ()
 
     @property
     def needs(self) -> tuple[DrafterNeeds, ...]:
@@ -59,6 +59,7 @@ class Parts:
     model_name: str
     started: float
     log: EventLog | None = None
+    target_memory: ModelMemory = field(default_factory=ModelMemory)
 
 
 def runs_apart(config: Config, mode: Mode) -> bool:
@@ -86,6 +87,7 @@ def assembled(parts: Parts) -> Engine:
         mode.name,
         "disaggregated" if parts.separate else "serial",
         draft.memory,
+        parts.target_memory,
     )
     executor: Executor
     if parts.separate:

@@ -27,6 +27,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.feature_feed import FeatureFeed
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup, limits_of
+from paceline.engine.outputs import ModelMemory
 from paceline.engine.replay import EventLog
 from paceline.errors import ConfigError, shown
 from paceline.execution.target import TargetExecutor
@@ -45,9 +46,7 @@ class Built:
 
 def build(config: Config, *, drafter: Drafter | None = None, record: Path | None = None) -> Built:
     """Loads the models and wires everything. drafter: one of the caller's own, instead of the configured.
-
-    Raises ConfigError, ModelError, KernelError or EngineError, and leaves nothing running then.
-    """
+    Raises ConfigError, ModelError, KernelError or EngineError, and leaves nothing running then."""
     started = time.perf_counter()
     config = settled(config, own_drafter=drafter is not None)
     mode = mode_of(config, own_drafter=drafter is not None)
@@ -99,6 +98,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
             model_name=model.name,
             started=started,
             log=log,
+            target_memory=ModelMemory(target.weight_bytes, target.kv_bytes_per_token),
         )
         built = Built(assembled(parts), model, precision, device)
         on_failure.pop_all()

@@ -68,6 +68,7 @@ class DisaggregatedExecutor:
         self._round: int | None = None  # the same, of a round of guesses
         self._wait_until: float | None = None
         self._quiet = True
+        self.advance_s = 0.0  # the drafter takes tokens in on its own time
         quiet_process.enter()
         self._thread = threading.Thread(target=self._run_target, name="paceline-target", daemon=True)
         self._thread.start()

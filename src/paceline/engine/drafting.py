@@ -18,7 +18,7 @@ from paceline.engine.device_groups import DeviceGroup
 from paceline.engine.head_setup import HeadSetup, head_precision
 from paceline.engine.machine import resolve_precision
 from paceline.engine.model_setup import ModelSetup
-from paceline.engine.outputs import DrafterMemory
+from paceline.engine.outputs import ModelMemory
 from paceline.errors import ConfigError
 from paceline.execution.target_view import TargetView
 from paceline.loading import LoadedModel, check_same_vocabulary, load
@@ -51,10 +51,10 @@ class ChosenDrafter:
     def kv_bytes_per_token(self) -> int:
         return self.setup.kv_bytes_per_token if self.setup is not None else 0
 
-    def memory(self, target: ModelSetup) -> DrafterMemory:
+    def memory(self, target: ModelSetup) -> ModelMemory:
         weights = self.setup.weight_bytes if self.setup is not None else 0
         features = target.slot_bytes(self.capture) - target.slot_bytes()
-        return DrafterMemory(weights, self.kv_bytes_per_token, features)
+        return ModelMemory(weights, self.kv_bytes_per_token, features)
 
     @property
     def capture(self) -> tuple[int, ...]:

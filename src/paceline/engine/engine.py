@@ -26,7 +26,7 @@ from paceline.core.work import (
 from paceline.engine.draft_group import DraftGroupStats
 from paceline.engine.executor import Executor
 from paceline.engine.lanes import LaneRecord, priced
-from paceline.engine.outputs import Chunk, DrafterMemory, LaneStats, RequestOutput, Timing, Usage
+from paceline.engine.outputs import Chunk, LaneStats, ModelMemory, RequestOutput, Timing, Usage
 from paceline.engine.replay import EventLog
 from paceline.engine.text import TextOutput
 from paceline.engine.timeline import Timeline
@@ -39,14 +39,15 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class About:
     """What every output of an engine carries. mode, placement: see `LaneStats`.
-    drafters: those whose memory is known."""
+    drafters: those whose memory is known.  target: its memory."""
 
     model: str
     drafter: str
     load_s: float
     mode: str = ""
     placement: str = ""
-    drafters: tuple[DrafterMemory, ...] = ()
+    drafters: tuple[ModelMemory, ...] = ()
+    target: ModelMemory = field(default_factory=ModelMemory)
 
 
 @dataclass(slots=True)
@@ -95,7 +96,11 @@ class Engine:
     @property
     def lanes(self) -> LaneStats:
         """As of this moment."""
-        lanes = self._lanes.stats()
+        lanes = replace(
+            self._lanes.stats(),
+            draft_advance_s=self._executor.advance_s,
+            target_memory=self.about.target,
+        )
         return replace(lanes, drafters=priced(self.core.drafts.report(), lanes, self.about.drafters))
 
     @property

@@ -37,6 +37,11 @@ class Executor(Protocol):
         """Whether nothing submitted is still to be done or to be answered."""
         ...
 
+    @property
+    def advance_s(self) -> float:
+        """Seconds of this thread that drafters spent on taking in tokens, without guessing."""
+        ...
+
     def submit(self, work: Work) -> None:
         """Takes work on; returns at once."""
         ...
@@ -73,6 +78,7 @@ class LocalExecutor:
         self._target = target
         self._drafters: list[Drafter | None] = list(drafters)
         self._queue: deque[Work] = deque()
+        self.advance_s = 0.0
 
     @property
     def idle(self) -> bool:
@@ -141,6 +147,7 @@ class LocalExecutor:
                     return DraftDone(work.round, answer, time.perf_counter() - started, index)
                 case AdvanceDrafts():
                     drafter.advance(work.items)
+                    self.advance_s += time.perf_counter() - started
                 case Release():
                     released(drafter, work)
         except Exception as error:

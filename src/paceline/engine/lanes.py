@@ -20,19 +20,19 @@ from paceline.core.work import (
     WorkLost,
 )
 from paceline.engine.draft_group import DraftGroupStats
-from paceline.engine.outputs import DrafterMemory, LaneStats
+from paceline.engine.outputs import LaneStats, ModelMemory
 from paceline.engine.timeline import Timeline
 from paceline.modes import MODES
 
 
 def priced(
-    drafters: Sequence[DrafterReport], lanes: LaneStats, memory: Sequence[DrafterMemory]
+    drafters: Sequence[DrafterReport], lanes: LaneStats, memory: Sequence[ModelMemory]
 ) -> tuple[DrafterReport, ...]:
     """With what each costs. memory: of each, or of none where it is not known."""
     if len(drafters) == 1 and lanes.placement == "disaggregated":  # nobody asks it: its lane says more
         drafters = [replace(drafters[0], seconds=lanes.draft_busy_s)]
     worked_s = lanes.target_busy_s + sum(each.seconds for each in drafters)
-    known = memory or [DrafterMemory()] * len(drafters)
+    known = memory or [ModelMemory()] * len(drafters)
     return tuple(
         replace(
             each,
@@ -56,6 +56,7 @@ class LaneRecord:
         self._heard = DraftGroupStats()
         self._lost = False
         self._passes: dict[int, tuple[int, int]] = {}
+        self._sample_s = 0.0
 
     def note(self, now: float, event: Event, work: Sequence[Work], *, idle: bool) -> None:
         """work: what the core asked for after `event`.  idle: whether it has no request left."""
@@ -85,6 +86,7 @@ class LaneRecord:
 
     def _target_pass(self, event: StepDone, *, goes_on: bool) -> None:
         rows, guesses = self._passes.pop(event.step, (0, 0))
+        self._sample_s += event.sample_seconds
         if event.seconds:
             made = tuple((verdict.request_id, verdict.tokens) for verdict in event.verdicts)
             self.timeline.target_pass(
@@ -129,4 +131,5 @@ class LaneRecord:
             drafter_joins=told.joins,
             drafter_away=self._lost or told.losses > told.joins,
             drafter_loss_reason=told.last_loss or self._heard.last_loss or None,
+            sample_s=self._sample_s,
         )

@@ -56,8 +56,8 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterMemory:
-    """Bytes; see `DrafterReport`."""
+class ModelMemory:
+    """Bytes, of the target or of a drafter; see `DrafterReport`."""
 
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
@@ -71,11 +71,14 @@ class LaneStats:
 
     mode, placement: those in force (`paceline.config.GroupsConfig`).  target_passes, draft_passes: passes,
     the drafter's as far as the engine was told of them.  target_busy_s, draft_busy_s: seconds in them.
+    sample_s: those of target_busy_s in which tokens were chosen from logits.  draft_advance_s: seconds, not
+    part of draft_busy_s, in which drafters in the target's process took in tokens without guessing.
     target_gap_median_s, target_gap_p99_s: seconds from the end of a target pass to the start of the next,
     while requests ran.  draft_idle_share: share of the time with requests, in [0, 1], in which the drafter
     did nothing; in modes that keep guesses until they are asked for (swiftspec, discard, outcome-cache), of
     the time since it was there.  drafter_losses, drafter_joins: how often it was lost and came back.
     drafter_away: whether it is lost now; decoding goes on without it.  drafter_loss_reason: of the last loss.
+    target_memory: the target's own.
     drafters: of each, how often it was asked, how far its confidence can be trusted, what it costs.
     drafted_by_distance: of a head beside the target, by how many of its own outputs in a row stood for hidden
     states of the target's: guesses judged, and right.
@@ -95,6 +98,9 @@ class LaneStats:
     drafter_away: bool = False
     drafter_loss_reason: str | None = None
     drafters: tuple[DrafterReport, ...] = ()
+    sample_s: float = 0.0
+    draft_advance_s: float = 0.0
+    target_memory: ModelMemory = field(default_factory=ModelMemory)
     drafted_by_distance: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.sampling import Unsampleable, logprobs_of
 from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import RunTarget, StepDone, TargetItem, TokenLogprobs, Verdict
+from paceline.execution.devices import settled
 from paceline.execution.forward_batch import Segment, tree_paths
 from paceline.execution.model_runner import ModelRunner
 from paceline.execution.sampler import Row, SampledRows
@@ -45,13 +47,14 @@ class TargetExecutor:
         sampled = [item for item in work.items if item.sample]
         trees = [TokenTree.build(item.tree_tokens, item.tree_parents) for item in sampled]
         rows = [row for item, tree in zip(sampled, trees, strict=True) for row in self._rows(item, tree)]
+        logits, computed = settled(logits), time.perf_counter()
         chosen = SampledRows(logits, rows, self._eos) if rows else None
         verdicts, at = [], 0
         for item, tree in zip(sampled, trees, strict=True):
             assert chosen is not None
             verdicts.append(self._verdict(item, tree, chosen, at))
             at += 1 + len(tree)
-        return StepDone(work.step, tuple(verdicts))
+        return StepDone(work.step, tuple(verdicts), sample_seconds=time.perf_counter() - computed)
 
     def release(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

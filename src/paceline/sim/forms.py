@@ -94,7 +94,7 @@ class RooflinePass(Form, frozen=True, tag="roofline"):
 
 
 class TablePass(Form, frozen=True, tag="table"):
-    """Measured sizes, and so much per KV token and request.
+    """Measured sizes, and so much per KV token, request and row of logits.
 
     seconds_at: of a pass of `new_tokens[i]` tokens of one request without context, never falling. between:
     "line" = sizes between two measured ones lie on the line through them, so that a step of the hardware is
@@ -102,6 +102,8 @@ class TablePass(Form, frozen=True, tag="table"):
     of captured graphs do. per_token_s: each token beyond the largest size.
     per_pair_s: of each pair of a new token and one that it looks back on, where attention is bound by
     arithmetic; every request counts as having its share of the new tokens and of the context.
+    per_row_s: of each new token whose logits are wanted: all, but at most `most_rows` per request, since of a
+    prompt's tokens only the last one's are.
     """
 
     new_tokens: Annotated[tuple[Count, ...], Meta(min_length=1)]
@@ -111,6 +113,8 @@ class TablePass(Form, frozen=True, tag="table"):
     per_kv_token_s: Seconds = 0.0
     per_request_s: Seconds = 0.0
     per_pair_s: Seconds = 0.0
+    per_row_s: Seconds = 0.0
+    most_rows: Count = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,6 +133,7 @@ class TablePass(Form, frozen=True, tag="table"):
             + self.per_kv_token_s * kv_tokens
             + self.per_request_s * max(requests - 1, 0)
             + self.per_pair_s * new_tokens * kv_tokens / max(requests, 1)
+            + self.per_row_s * min(new_tokens, self.most_rows * max(requests, 1))
         )
 
     def _of_size(self, size: int) -> float:
@@ -149,7 +154,7 @@ Pass = LinearPass | RooflinePass | TablePass
 
 
 class LinearDraft(Form, frozen=True, tag="linear"):
-    """A constant, and so much per level, request, guess, unread token and KV token."""
+    """A constant, and so much per level, request, guess, unread token and KV token, this also per level."""
 
     fixed_s: Seconds = 0.0
     per_level_s: Seconds = 0.0
@@ -157,6 +162,7 @@ class LinearDraft(Form, frozen=True, tag="linear"):
     per_guess_s: Seconds = 0.0
     per_unread_s: Seconds = 0.0
     per_kv_token_s: Seconds = 0.0
+    per_level_kv_s: Seconds = 0.0
 
     def seconds(self, requests: int, levels: int, guesses: int, unread: int, kv_tokens: int) -> float:
         return (
@@ -165,7 +171,7 @@ class LinearDraft(Form, frozen=True, tag="linear"):
             + self.per_request_s * requests
             + self.per_guess_s * guesses
             + self.per_unread_s * unread
-            + self.per_kv_token_s * kv_tokens
+            + (self.per_kv_token_s + self.per_level_kv_s * levels) * kv_tokens
         )
 
 
