@@ -1,0 +1,262 @@
+"""One hundred mixed requests on the real engine, and the same ones simulated: do the times agree?
+
+    python benchmarks/simulated_against_real.py --out DIR serve
+    python benchmarks/simulated_against_real.py --out DIR trace
+    python benchmarks/simulated_against_real.py --out DIR --costs costs.json compare
+
+`serve` sends the requests (chat, code, edit, maths, summary in turn, at most so many tokens each as a draw
+says) through `AsyncLLM`: as they come (Poisson) and all at once, `--repeats` times in turn, and keeps what
+came of each, and the engine's event log. `trace` records what the drafters are worth along the texts that
+came out. `compare` simulates the same arrivals under the very configuration of the log, with costs that
+`paceline profile` measured, and prints throughput, ttft, tpot and e2e of both.
+
+Only `serve` is timed: it wants the machine for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from drafters import workloads
+from paceline import SamplingParams
+from paceline.config import Config, load_config
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.replay import read_log, replay
+from paceline.loading import load
+from paceline.sim.acceptance import RequestTrace, read_traces, write_traces
+from paceline.sim.metrics import Distribution, RequestTimes, latencies
+from paceline.tracing.ask import KnownText
+from paceline.tracing.tracer import Depth, Tracer
+from paceline.workload import Bursts
+from prompts import DEFAULT_DATA
+
+LENGTHS = (24, 48, 72, 96, 128)
+LONGEST_PROMPT = 900
+CONTEXT = 1152
+KINDS = ("poisson", "closed")
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """workload: where the prompt is from.  due_s: from the start, by kind of arrival."""
+
+    request_id: str
+    workload: str
+    prompt: list[int]
+    max_tokens: int
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What came of a request. Seconds from the start; due_s: when it should arrive."""
+
+    request_id: str
+    due_s: float
+    chunk_times_s: list[float]
+    chunk_tokens: list[int]
+    output: list[int]
+
+    def times(self) -> RequestTimes:
+        return RequestTimes(
+            self.due_s,
+            self.chunk_times_s[0],
+            self.chunk_times_s[-1],
+            len(self.output),
+            self.chunk_times_s,
+            self.chunk_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Folder:
+    path: Path
+
+    def log(self, kind: str, repeat: int) -> Path:
+        return self.path / f"events-{kind}-{repeat}.jsonl"
+
+    def served(self, kind: str, repeat: int) -> Path:
+        return self.path / f"served-{kind}-{repeat}.json"
+
+    @property
+    def asked(self) -> Path:
+        return self.path / "asked.json"
+
+    @property
+    def traces(self) -> Path:
+        return self.path / "traces.jsonl"
+
+    def runs(self) -> list[tuple[str, int]]:
+        numbers = itertools.product(KINDS, range(100))
+        return [(kind, repeat) for kind, repeat in numbers if self.served(kind, repeat).exists()]
+
+    def read(self, kind: str, repeat: int) -> list[Served]:
+        return msgspec.json.decode(self.served(kind, repeat).read_bytes(), type=list[Served])
+
+
+def config_of(args: argparse.Namespace) -> Config:
+    options = {"draft": args.draft, "dtype": args.dtype, "context_length": CONTEXT}
+    return load_config(overrides=args.set, options={**options, "max_num_seqs": args.max_num_seqs})
+
+
+# ---------------------------------------------------------------- the real run
+
+
+def questions(engine: AsyncLLM, data: Path, count: int, seed: int) -> list[Asked]:
+    """In turn from every workload, in an order drawn by `seed`."""
+    chance, found = random.Random(seed), []
+    for name, source in workloads(data).items():
+        ids = (engine.chat_prompt([{"role": "user", "content": text}]) for _, text in source)
+        fitting = (each for each in ids if len(each) <= LONGEST_PROMPT)
+        found += [(name, each) for each in itertools.islice(fitting, -(-count // 5))]
+    chance.shuffle(found)
+    return [
+        Asked(f"{name}-{number}", name, ids, chance.choice(LENGTHS))
+        for number, (name, ids) in enumerate(found[:count])
+    ]
+
+
+def arrivals(kind: str, count: int, rate: float, seed: int) -> list[float]:
+    if kind == "closed":
+        return [0.0] * count
+    return list(itertools.islice(Bursts(rate, seed=seed).times(), count))
+
+
+async def serve_one(engine: AsyncLLM, asked: Asked, due: float, started: float) -> Served:
+    await asyncio.sleep(started + due - perf_counter())
+    times: list[float] = []
+    counts: list[int] = []
+    params = SamplingParams(max_tokens=asked.max_tokens, temperature=0.0)
+    output: list[int] = []
+    async for chunk in engine.stream(asked.prompt, params):
+        if chunk.token_ids:
+            times.append(perf_counter() - started)
+            counts.append(len(chunk.token_ids))
+            output += chunk.token_ids
+    return Served(asked.request_id, due, times, counts, output)
+
+
+async def serve_all(engine: AsyncLLM, asked: Sequence[Asked], due: Sequence[float]) -> list[Served]:
+    started = perf_counter() + 0.1
+    return list(
+        await asyncio.gather(
+            *(serve_one(engine, each, at, started) for each, at in zip(asked, due, strict=True))
+        )
+    )
+
+
+def serve(args: argparse.Namespace, folder: Folder) -> None:
+    """Each run has an engine of its own: nothing is left in its caches, or in what its planner has learnt."""
+    for repeat, kind in itertools.product(range(args.repeats), args.kinds):
+        engine = AsyncLLM(config=config_of(args), record=folder.log(kind, repeat))
+        try:
+            asked = questions(engine, args.data, args.requests, args.seed)
+            due = arrivals(kind, len(asked), args.rate, args.seed)
+            warm = engine.stream(asked[0].prompt[:5], SamplingParams(max_tokens=2, temperature=0.0))
+            asyncio.run(_drained(warm))
+            served = asyncio.run(serve_all(engine, asked, due))
+        finally:
+            engine.close()
+        folder.asked.write_bytes(msgspec.json.encode(asked))
+        folder.served(kind, repeat).write_bytes(msgspec.json.encode(served))
+        tokens, last = sum(len(each.output) for each in served), max(s.chunk_times_s[-1] for s in served)
+        print(f"{kind} {repeat}: {tokens} tokens in {last:.1f} s, {tokens / last:.1f} tok/s")
+
+
+async def _drained(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+# ---------------------------------------------------------------- traces of its texts
+
+
+def trace(args: argparse.Namespace, folder: Folder) -> None:
+    asked = msgspec.json.decode(folder.asked.read_bytes(), type=list[Asked])
+    outputs = {each.request_id: tuple(each.output) for each in folder.read(*folder.runs()[0])}
+    for kind, repeat in folder.runs():
+        assert {each.request_id: tuple(each.output) for each in folder.read(kind, repeat)} == outputs
+    config, model = config_of(args), load("embedded")
+    longest = max(len(each.prompt) + len(outputs[each.request_id]) for each in asked)
+    found: list[RequestTrace] = []
+    with Tracer(config, model, Depth(), longest) as tracer:
+        for each in tqdm(asked, desc="tracing"):
+            params = SamplingParams(max_tokens=each.max_tokens, temperature=0.0).resolved()
+            text = KnownText(tuple(each.prompt), outputs[each.request_id], params)
+            found.append(tracer.trace(each.request_id, text))
+    header = {"target": model.name, "drafters": [{"name": each.name} for each in tracer.drafters]}
+    write_traces(folder.traces, header, found)
+
+
+# ---------------------------------------------------------------- both, side by side
+
+
+@dataclass(frozen=True)
+class Figures:
+    """tokens_per_s: from the first arrival to the last token."""
+
+    tokens_per_s: float
+    of: dict[str, Distribution]
+
+
+def figures(times: Sequence[RequestTimes]) -> Figures:
+    last, first = max(each.end_s for each in times), min(each.arrival_s for each in times)
+    found = latencies(times)
+    parts = {"ttft": found.ttft_s, "tpot": found.tpot_s, "e2e": found.e2e_s}
+    return Figures(
+        sum(each.tokens or 0 for each in times) / (last - first),
+        {name: part for name, part in parts.items() if part is not None},
+    )
+
+
+def table(kind: str, real: Sequence[Figures], simulated: Sequence[Figures]) -> list[str]:
+    """Medians over repeats, and how far the repeats of the real run are apart."""
+    lines = [f"{kind:10} {'real':>10} {'(range)':>20} {'simulated':>10} {'ratio':>7}"]
+    rows: list[tuple[str, Callable[[Figures], float], float, str]] = [
+        ("tok/s", lambda each: each.tokens_per_s, 1.0, "")
+    ]
+    for name, level in itertools.product(("ttft", "tpot", "e2e"), (50, 95)):
+        rows.append((f"{name} p{level}", lambda each, n=name, q=level: each.of[n].percentiles[q], 1e3, "ms"))  # type: ignore[misc]
+    for label, value, scale, unit in rows:
+        measured = [scale * value(each) for each in real]
+        foretold = statistics.median(scale * value(each) for each in simulated)
+        middle = statistics.median(measured)
+        spread = f"{min(measured):.1f} to {max(measured):.1f}"
+        lines.append(
+            f"{label:10} {middle:10.1f} {spread:>20} {foretold:10.1f} {foretold / middle:7.3f} {unit}"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("stage", choices=["serve", "trace", "compare"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--costs", type=Path)
+    parser.add_argument("--draft", default="ngram+eagle3")
+    parser.add_argument("--dtype", default="int8")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--max-num-seqs", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=4.0, help="requests per second")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    {"serve": serve, "trace": trace}[args.stage](args, Folder(args.out))
+
+
+if __name__ == "__main__":
+    main()
