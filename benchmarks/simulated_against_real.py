@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -34,9 +33,8 @@ from drafters import workloads
 from paceline import SamplingParams
 from paceline.config import Config, load_config
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.replay import read_log, replay
 from paceline.loading import load
-from paceline.sim.acceptance import RequestTrace, read_traces, write_traces
+from paceline.sim.acceptance import RequestTrace, write_traces
 from paceline.sim.metrics import Distribution, RequestTimes, latencies
 from paceline.tracing.ask import KnownText
 from paceline.tracing.tracer import Depth, Tracer

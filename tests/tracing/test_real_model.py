@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline import SamplingParams
+from paceline import LLM, SamplingParams
 from paceline.config import load_config
 from paceline.core.work import Announcement, DraftItem
 from paceline.drafters.ngram import NgramDrafter
 from paceline.sim.acceptance import RequestTrace, TraceSet, read_traces
 from paceline.tracing.pipeline import TracePlan, trace
+from paceline.tracing.replayed import replayed
 from tests.tracing.support import assert_recorded, steps_of
 
 pytestmark = pytest.mark.model
@@ -75,3 +76,12 @@ def looked_up(request: RequestTrace) -> tuple[int, ...]:
             right += 1
         accepted.append(min(right + 1, len(text) - known))
     return tuple(accepted)
+
+
+def test_its_event_log_is_simulated_to_identical_work(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    with LLM(draft="ngram+eagle3", record=log, max_num_seqs=2, **OPTIONS) as llm:
+        prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for text in TEXTS]
+        outputs = llm.generate(prompts, PARAMS)
+    times = [each.times for each in replayed(log).requests]
+    assert sorted(each.tokens or 0 for each in times) == sorted(len(each.token_ids) for each in outputs)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from paceline.core.params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.sim.acceptance import DrafterTrace, RequestTrace
 from paceline.workload import Arrivals, Lengths
@@ -19,13 +20,18 @@ _OWN = 2**30
 @dataclass(frozen=True, slots=True)
 class SimRequest:
     """arrival_s: when it is due.  output: what the target writes.  trace: what drafters would have had
-    accepted along it, position by position as in `output`; None = nothing is recorded."""
+    accepted along it, position by position as in `output`; None = nothing is recorded.
+
+    params: what was asked for; None = as many tokens as the output has.  after: what the target would say
+    next, where it is known: guesses may be right beyond an answer's end."""
 
     request_id: str
     arrival_s: float
     prompt: Sequence[int]
     output: Sequence[int]
     trace: RequestTrace | None = None
+    params: SamplingParams | None = None
+    after: Sequence[int] = ()
 
 
 def usable(traces: Iterable[RequestTrace], drafters: Iterable[str] = ()) -> list[RequestTrace]:

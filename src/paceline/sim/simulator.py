@@ -223,7 +223,7 @@ class _Run:
         self._target.arrives(request)
         for drafter in self._drafters:
             drafter.arrives(request)
-        params = _params(len(request.output))
+        params = request.params or _params(len(request.output))
         self._feed(RequestArrived(request.request_id, tuple(request.prompt), params))
 
     # ------------------------------------------------------------ the core

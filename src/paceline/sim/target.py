@@ -9,6 +9,8 @@ from paceline.core.work import RunTarget, StepDone, TargetItem, Verdict
 from paceline.sim.cost import CostModel
 from paceline.sim.requests import SimRequest
 
+_NO_TOKEN = -1
+
 
 class SimTarget:
     def __init__(self, costs: CostModel) -> None:
@@ -16,7 +18,10 @@ class SimTarget:
         self._known: dict[str, tuple[int, Sequence[int]]] = {}
 
     def arrives(self, request: SimRequest) -> None:
-        self._known[request.request_id] = (len(request.prompt), request.output)
+        self._known[request.request_id] = (
+            len(request.prompt),
+            (*request.output, *request.after) if request.after else request.output,
+        )
 
     def leaves(self, request_id: str) -> None:
         self._known.pop(request_id, None)
@@ -42,8 +47,13 @@ class SimTarget:
         if not item.tree_tokens:  # what `walk` finds in an empty tree
             return Verdict(item.request_id, (), (output[at],))
         tree = TokenTree.build(item.tree_tokens, item.tree_parents)
-        path, tokens = tree.walk(lambda node: output[at + tree.depth(node)])
+        path, tokens = tree.walk(lambda node: _token(output, at + tree.depth(node)))
         return Verdict(item.request_id, tuple(path), tuple(tokens))
+
+
+def _token(output: Sequence[int], at: int) -> int:
+    """Beyond what is known no guess is right, and the answer is over."""
+    return output[at] if at < len(output) else _NO_TOKEN
 
 
 def decodes(work: RunTarget) -> bool:

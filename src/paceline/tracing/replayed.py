@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.engine_core import CoreConfig, EngineCore
@@ -30,6 +31,7 @@ from paceline.sim.requests import SimRequest
 from paceline.sim.simulator import SimResult, simulate
 
 Entry = tuple[float, Event, list[Work]]
+Recorded = TypeVar("Recorded")
 
 
 def replayed(path: Path) -> SimResult:
@@ -50,7 +52,9 @@ def replayed(path: Path) -> SimResult:
 
 def _check(path: Path, config: CoreConfig, log: Sequence[Entry]) -> None:
     if not isinstance(config.placement, SerialPlacement):
-        raise EngineError(f"{path}: drafter and target ran at the same time; replay it without the simulator.")
+        raise EngineError(
+            f"{path}: drafter and target ran at the same time; replay it without the simulator."
+        )
     for number, (_, event, _) in enumerate(log, 2):
         if not isinstance(event, RequestArrived | DraftDone | StepDone | WaitOver):
             raise EngineError(
@@ -116,10 +120,12 @@ class _Run:
         steps = [event for _, event, _ in log if isinstance(event, StepDone)]
         self.requests = _requests(config, log, times.arrivals)
         self.costs = _LoggedCosts(
-            _LoggedPass(iter([step.seconds for step in steps])), {}, overheads=iter(times.overheads)
+            _LoggedPass(_recorded(path, [step.seconds for step in steps])),
+            {},
+            overheads=iter(times.overheads),
         )
         self.drafters = [
-            _LoggedDrafter(needs, iter([done for done in _answers(log) if done.drafter == index]))
+            _LoggedDrafter(needs, _recorded(path, [done for done in _answers(log) if done.drafter == index]))
             for index, needs in enumerate(config.drafting.drafters)
         ]
 
@@ -133,6 +139,11 @@ class _Run:
             raise EngineError(f"{where}: the simulator told the core {event}, recorded was {recorded}.")
         if work != asked:
             raise EngineError(f"{where}: the core asks for {work}, recorded was {asked}.")
+
+
+def _recorded(path: Path, values: Sequence[Recorded]) -> Iterator[Recorded]:
+    yield from values
+    raise EngineError(f"{path}: the log ends before the simulation does: it is cut short.")
 
 
 def _answers(log: Sequence[Entry]) -> Iterator[DraftDone]:
