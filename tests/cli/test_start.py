@@ -51,6 +51,9 @@ def test_unknown_command(run: Run) -> None:
         "from paceline.cli import cli; cli(['chat', '--help'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['chat', '--print-config'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['trace', '--help'], standalone_mode=False)",
+        "from paceline.cli import cli; cli(['profile', '--help'], standalone_mode=False)",
+        "from paceline.cli import cli; "
+        "cli(['profile', '--gpu', 'H100', '--target', 'llama-3.1-8b'], standalone_mode=False)",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

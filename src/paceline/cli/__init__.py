@@ -20,6 +20,7 @@ _COMMANDS = {
     "trace": "Record what drafters are worth along a target's answers.",
     "train": "Train a draft head for a model.",
     "explain-acceptance": "Find out why a draft head's guesses are not accepted.",
+    "profile": "Measure what passes take, and when guessing pays.",
     "version": "Print the version.",
 }
 

@@ -90,6 +90,11 @@ class Engine:
         return self._executor.idle and not self._ready
 
     @property
+    def executor(self) -> Executor:
+        """For those who measure it, between requests."""
+        return self._executor
+
+    @property
     def timeline(self) -> Timeline:
         return self._lanes.timeline
 

@@ -1,0 +1,1 @@
+"""What passes take on this machine: measured through the engine's own executor, fitted, judged."""

@@ -1,0 +1,156 @@
+"""From measured passes and questions to the forms of `sim/forms.py`, and how well these tell what they were
+not fitted to. Residuals count relative to what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from paceline.profiling.nnls import Array, nonnegative
+from paceline.sim.forms import LinearDraft, TablePass
+
+_MOST_ROWS = 16
+_DRAFT_PARTS = (
+    "fixed_s",
+    "per_level_s",
+    "per_request_s",
+    "per_guess_s",
+    "per_unread_s",
+    "per_kv_token_s",
+    "per_level_kv_s",
+)
+_APART = 1.02
+"""Sizes that are nearer to each other than this share one knot, unless they are neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassSample:
+    """seconds: the median of its repetitions.  spread: half the distance of their quartiles, relative."""
+
+    new_tokens: int
+    kv_tokens: int
+    requests: int
+    seconds: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSample:
+    requests: int
+    levels: float
+    guesses: float
+    unread: float
+    kv_tokens: float
+    seconds: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """Relative, of the samples that the fit has not seen: `|fitted / measured - 1|`.  points: how many.
+    spread: of the measurements themselves, in the median."""
+
+    points: int
+    median: float
+    p90: float
+    worst: float
+    spread: float
+
+
+def fitted_pass(samples: Sequence[PassSample]) -> TablePass:
+    """Each size that was seen is a knot. Raises ValueError without samples."""
+    sizes = sorted({sample.new_tokens for sample in samples})
+    knots = [size for at, size in enumerate(sizes) if at == 0 or _apart(sizes[at - 1], size)]
+    columns = [
+        [
+            *_increments(sample.new_tokens, knots),
+            sample.kv_tokens,
+            max(sample.requests - 1, 0),
+            sample.new_tokens * sample.kv_tokens / max(sample.requests, 1),
+            min(sample.new_tokens, _MOST_ROWS * sample.requests),
+        ]
+        for sample in samples
+    ]
+    found = _relative_fit(columns, [sample.seconds for sample in samples])
+    times = np.cumsum(found[: len(knots)])
+    slope = 0.0
+    if len(knots) > 1:
+        slope = float((times[-1] - times[0]) / (knots[-1] - knots[0]))
+    kv, request, pair, row = found[len(knots) :].tolist()
+    return TablePass(
+        new_tokens=tuple(knots),
+        seconds_at=tuple(times.tolist()),
+        per_token_s=slope,
+        per_kv_token_s=kv,
+        per_request_s=request,
+        per_pair_s=pair,
+        per_row_s=row,
+        most_rows=_MOST_ROWS,
+    )
+
+
+def _apart(below: int, size: int) -> bool:
+    return size - below == 1 or size > _APART * below
+
+
+def _increments(size: int, knots: Sequence[int]) -> list[float]:
+    """How much of each knot's rise over the one before a pass of this size has."""
+    rises = [min(max((size - below) / (above - below), 0.0), 1.0) for below, above in pairwise(knots)]
+    return [1.0, *rises]
+
+
+def fitted_draft(samples: Sequence[DraftSample]) -> LinearDraft:
+    """Raises ValueError without samples."""
+    found = _relative_fit(list(map(_draft_columns, samples)), [sample.seconds for sample in samples])
+    return LinearDraft(**dict(zip(_DRAFT_PARTS, found.tolist(), strict=True)))
+
+
+def _draft_columns(sample: DraftSample) -> Array:
+    """What each of `_DRAFT_PARTS` is multiplied by."""
+    levels, kv = sample.levels, sample.kv_tokens
+    parts = (1.0, levels, sample.requests, sample.guesses, sample.unread, kv, levels * kv)
+    return np.array(parts, dtype=np.float64)
+
+
+def _coefficients(form: LinearDraft) -> Array:
+    return np.array([getattr(form, name) for name in _DRAFT_PARTS], dtype=np.float64)
+
+
+def _relative_fit(columns: Sequence[Sequence[float] | Array], seconds: Sequence[float]) -> Array:
+    if not seconds:
+        raise ValueError("nothing was measured")
+    seen = np.asarray(seconds, dtype=np.float64)
+    return nonnegative(np.asarray(columns, dtype=np.float64) / seen[:, None], np.ones(len(seen)))
+
+
+def split(count: int, kept: Callable[[int], bool]) -> tuple[list[int], list[int]]:
+    """Indices for the fit, and every fourth of the others for judging it. kept: always for the fit."""
+    free = [at for at in range(count) if not kept(at)]
+    held = set(free[1::3])
+    return [at for at in range(count) if at not in held], sorted(held)
+
+
+def pass_error(form: TablePass, samples: Sequence[PassSample]) -> FitError:
+    told = [form.seconds(each.new_tokens, each.kv_tokens, each.requests) for each in samples]
+    return _error(told, [each.seconds for each in samples], [each.spread for each in samples])
+
+
+def draft_error(form: LinearDraft, samples: Sequence[DraftSample]) -> FitError:
+    told = [float(_draft_columns(each) @ _coefficients(form)) for each in samples]
+    return _error(told, [each.seconds for each in samples], [each.spread for each in samples])
+
+
+def _error(told: Sequence[float], seen: Sequence[float], spreads: Sequence[float]) -> FitError:
+    if not told:
+        return FitError(0, 0.0, 0.0, 0.0, 0.0)
+    off = np.abs(np.asarray(told) / np.asarray(seen) - 1.0)
+    return FitError(
+        len(told),
+        float(np.median(off)),
+        float(np.quantile(off, 0.9)),
+        float(off.max()),
+        float(np.median(spreads)),
+    )
