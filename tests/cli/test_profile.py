@@ -35,7 +35,7 @@ def test_costs_are_written_shown_again_and_as_json(run: Run, tmp_path: Path) -> 
     )
     shown = json.loads(result.stdout)
     assert [(row["drafter"], row["requests"]) for row in shown["break_even"]] == [
-        (drafter, requests) for drafter in ("ngram", "eagle", "eagle3") for requests in (1, 64)
+        (drafter, requests) for drafter in ("ngram", "eagle") for requests in (1, 64)
     ]
     assert all(0.0 < row["acceptance"] < 0.5 for row in shown["break_even"])
 

@@ -105,6 +105,7 @@ def test_a_drafters_parts_are_found_again() -> None:
     form = fitted_draft(found)
     assert draft_error(form, found).worst < 1e-6
     assert form.per_level_s == pytest.approx(truth.per_level_s, rel=1e-3)
+    assert form.per_unread_s == pytest.approx(truth.per_unread_s, rel=1e-3)
     assert form.per_kv_token_s == pytest.approx(0.0, abs=1e-12)
 
 

@@ -23,6 +23,7 @@ from paceline.sim.forms import (
     PassesDraft,
     RooflinePass,
     ShareDraft,
+    TableDraft,
     TablePass,
 )
 from paceline.sim.published import published
@@ -47,8 +48,20 @@ def some(kind: type[msgspec.Struct], **more: st.SearchStrategy[Any]) -> st.Searc
 passes: st.SearchStrategy[Pass] = st.one_of(
     tables(), some(LinearPass), some(RooflinePass, sharpness=st.floats(1.0, 64.0))
 )
+
+
+@st.composite
+def draft_tables(draw: st.DrawFn) -> TableDraft:
+    levels = sorted(draw(st.sets(st.integers(0, 20), min_size=1, max_size=6)))
+    times = sorted(draw(st.lists(seconds, min_size=len(levels), max_size=len(levels))))
+    names = ("per_level_s", "per_request_s", "per_guess_s", "per_unread_s", "per_level_kv_s")
+    rest = {name: draw(seconds) for name in names}
+    return TableDraft(levels=tuple(levels), seconds_at=tuple(times), **rest)
+
+
 drafts: st.SearchStrategy[Draft] = st.one_of(
     some(LinearDraft),
+    draft_tables(),
     some(PassesDraft, each=passes),
     st.builds(ShareDraft, share=st.floats(0.0, 10.0), of=passes),
 )
@@ -75,6 +88,7 @@ def test_no_question_gets_quicker_with_more_guesses_unread_tokens_or_context(
     assert form.seconds(requests, levels, guesses + more, requests, kv) >= here - slack
     assert form.seconds(requests, levels, guesses, requests + more, kv) >= here - slack
     assert form.seconds(requests, levels, guesses, requests, kv + more) >= here - slack
+    assert form.seconds(requests, levels + more, guesses + requests * more, requests, kv) >= here - slack
 
 
 def test_a_table_has_its_steps_and_what_lies_between() -> None:
@@ -95,6 +109,13 @@ def test_logits_are_wanted_of_guesses_and_of_a_prompts_last_token() -> None:
     table = TablePass(new_tokens=(1,), seconds_at=(1.0,), per_row_s=0.1, most_rows=4)
     assert table.seconds(8, 0, 2) == pytest.approx(1.8)
     assert table.seconds(500, 0, 2) == pytest.approx(1.8)
+
+
+def test_a_drafters_table_has_its_jump_and_goes_on_beyond() -> None:
+    table = TableDraft(levels=(0, 1, 2, 4), seconds_at=(0.0, 1.0, 4.0, 5.0), per_level_s=0.5, per_guess_s=0.1)
+    times = [table.seconds(1, levels, 0, 0, 0) for levels in (0, 1, 2, 3, 4, 6)]
+    assert times == pytest.approx([0.0, 1.0, 4.0, 4.5, 5.0, 6.0])
+    assert table.seconds(2, 1, 5, 0, 0) == pytest.approx(1.5)
 
 
 def test_a_roofline_is_the_sum_or_the_longer_by_its_sharpness() -> None:

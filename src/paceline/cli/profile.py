@@ -30,7 +30,11 @@ _FILE = click.Path(path_type=Path)
 @click.option("--device", type=click.Choice(get_args(Device)))
 @click.option("--config", "config_file", type=_FILE, metavar="FILE", help="TOML file.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any configuration key.")
-@click.option("--cores", metavar="LIST", help="Numbers of cores, as 2,1.  [default: all, and half of them]")
+@click.option(
+    "--cores",
+    metavar="LIST",
+    help="Numbers of them, as 2,1.  [default: all; if not --quick, half, too]",
+)
 @click.option("--quick", is_flag=True, help="Fewer sizes and repetitions.")
 @click.option("--gpu", metavar="NAME", help="Measure nothing: a roofline of this GPU.")
 @click.option("--target", metavar="SHAPE", help="Its target: a known name, or a config.json.")
@@ -166,7 +170,8 @@ def _measured(values: dict[str, Any]) -> tuple[CostModel, dict[str, FitError]]:
     cores = _numbers("--cores", values["cores"]) if values["cores"] is not None else None
     from paceline.profiling.plan import QUICK, Plan
 
-    return _profile(config, QUICK if values["quick"] else Plan(), cores, quiet=values["quiet"])
+    plan = QUICK if values["quick"] else Plan()
+    return _profile(config, plan, cores, quiet=values["quiet"])
 
 
 def _with_all_drafters(config: Config) -> Config:

@@ -10,18 +10,10 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.profiling.nnls import Array, nonnegative
-from paceline.sim.forms import LinearDraft, TablePass
+from paceline.sim.forms import TableDraft, TablePass
 
 _MOST_ROWS = 16
-_DRAFT_PARTS = (
-    "fixed_s",
-    "per_level_s",
-    "per_request_s",
-    "per_guess_s",
-    "per_unread_s",
-    "per_kv_token_s",
-    "per_level_kv_s",
-)
+_DRAFT_PARTS = ("per_request_s", "per_guess_s", "per_unread_s", "per_kv_token_s", "per_level_kv_s")
 _APART = 1.02
 """Sizes that are nearer to each other than this share one knot, unless they are neighbours."""
 
@@ -96,30 +88,30 @@ def _apart(below: int, size: int) -> bool:
     return size - below == 1 or size > _APART * below
 
 
-def _increments(size: int, knots: Sequence[int]) -> list[float]:
+def _increments(size: float, knots: Sequence[int]) -> list[float]:
     """How much of each knot's rise over the one before a pass of this size has."""
     rises = [min(max((size - below) / (above - below), 0.0), 1.0) for below, above in pairwise(knots)]
     return [1.0, *rises]
 
 
-def fitted_draft(samples: Sequence[DraftSample]) -> LinearDraft:
+def fitted_draft(samples: Sequence[DraftSample]) -> TableDraft:
     """Raises ValueError without samples."""
-    found = _relative_fit(list(map(_draft_columns, samples)), [sample.seconds for sample in samples])
-    return LinearDraft(**dict(zip(_DRAFT_PARTS, found.tolist(), strict=True)))
+    knots = sorted({round(sample.levels) for sample in samples})
+    columns = [[*_increments(sample.levels, knots), *_draft_columns(sample)] for sample in samples]
+    found = _relative_fit(columns, [sample.seconds for sample in samples])
+    times = np.cumsum(found[: len(knots)]).tolist()
+    slope = (times[-1] - times[0]) / (knots[-1] - knots[0]) if len(knots) > 1 else 0.0
+    parts = dict(zip(_DRAFT_PARTS, found[len(knots) :].tolist(), strict=True))
+    return TableDraft(levels=tuple(knots), seconds_at=tuple(times), per_level_s=slope, **parts)
 
 
-def _draft_columns(sample: DraftSample) -> Array:
+def _draft_columns(sample: DraftSample) -> tuple[float, ...]:
     """What each of `_DRAFT_PARTS` is multiplied by."""
-    levels, kv = sample.levels, sample.kv_tokens
-    parts = (1.0, levels, sample.requests, sample.guesses, sample.unread, kv, levels * kv)
-    return np.array(parts, dtype=np.float64)
+    kv = sample.kv_tokens
+    return (sample.requests, sample.guesses, sample.unread, kv, sample.levels * kv)
 
 
-def _coefficients(form: LinearDraft) -> Array:
-    return np.array([getattr(form, name) for name in _DRAFT_PARTS], dtype=np.float64)
-
-
-def _relative_fit(columns: Sequence[Sequence[float] | Array], seconds: Sequence[float]) -> Array:
+def _relative_fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> Array:
     if not seconds:
         raise ValueError("nothing was measured")
     seen = np.asarray(seconds, dtype=np.float64)
@@ -138,9 +130,16 @@ def pass_error(form: TablePass, samples: Sequence[PassSample]) -> FitError:
     return _error(told, [each.seconds for each in samples], [each.spread for each in samples])
 
 
-def draft_error(form: LinearDraft, samples: Sequence[DraftSample]) -> FitError:
-    told = [float(_draft_columns(each) @ _coefficients(form)) for each in samples]
+def draft_error(form: TableDraft, samples: Sequence[DraftSample]) -> FitError:
+    told = [_told(form, each) for each in samples]
     return _error(told, [each.seconds for each in samples], [each.spread for each in samples])
+
+
+def _told(form: TableDraft, sample: DraftSample) -> float:
+    """As `form.seconds`, of what is no whole number, since it is the mean of several questions."""
+    parts = [getattr(form, name) for name in _DRAFT_PARTS]
+    table = np.interp(sample.levels, form.levels, form.seconds_at)
+    return float(table + np.dot(parts, _draft_columns(sample)))
 
 
 def _error(told: Sequence[float], seen: Sequence[float], spreads: Sequence[float]) -> FitError:

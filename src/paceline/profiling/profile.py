@@ -32,7 +32,7 @@ from paceline.profiling.nnls import nonnegative
 from paceline.profiling.plan import CHUNK, QUICK, PassCell, Plan
 from paceline.profiling.text import TEXT
 from paceline.sim.cost import CoreCosts, CostModel
-from paceline.sim.forms import LinearDraft, TablePass
+from paceline.sim.forms import TableDraft, TablePass
 
 Progress = Callable[[float, str], None]
 _GROUPS = GroupsConfig()
@@ -52,7 +52,7 @@ class _Part:
     """On one number of cores."""
 
     target: TablePass
-    drafts: dict[str, LinearDraft]
+    drafts: dict[str, TableDraft]
     errors: dict[str, FitError]
     steps: tuple[float, float]
     about: dict[str, object]
@@ -60,9 +60,12 @@ class _Part:
 
 def profile(config: Config, plan: Plan, cores: Sequence[int] | None, progress: Progress) -> Profile:
     """cores: numbers of them; the first is what the costs are for, the others come beside, from fewer
-    measurements. None = all, and half of them. Raises as `engine.build.build` does."""
+    measurements. None = all, and, if the plan is not the quick one, half of them.
+
+    Raises as `engine.build.build` does.
+    """
     on_cpu = resolve_device(config) == "cpu"
-    cores = _cores(config, cores, on_cpu=on_cpu)
+    cores = _cores(config, cores, on_cpu=on_cpu, also_half=plan is not QUICK)
     began = time.perf_counter()
     names = [each.name for each in drafters_of(config)]
     parts: dict[int, _Part] = {}
@@ -96,7 +99,7 @@ def profile(config: Config, plan: Plan, cores: Sequence[int] | None, progress: P
     return Profile(costs, part.errors, time.perf_counter() - began)
 
 
-def _cores(config: Config, cores: Sequence[int] | None, *, on_cpu: bool) -> Sequence[int]:
+def _cores(config: Config, cores: Sequence[int] | None, *, on_cpu: bool, also_half: bool) -> Sequence[int]:
     groups = config.groups
     given = [name for name in groups.__struct_fields__ if getattr(groups, name) != getattr(_GROUPS, name)]
     if given:
@@ -111,7 +114,7 @@ def _cores(config: Config, cores: Sequence[int] | None, *, on_cpu: bool) -> Sequ
     most = len(usable_cores())
     if cores is None:
         all_of_them = config.threads or most
-        return tuple(dict.fromkeys((all_of_them, max(all_of_them // 2, 1))))
+        return tuple(dict.fromkeys((all_of_them, max(all_of_them // 2, 1) if also_half else all_of_them)))
     for count in cores:
         if not 1 <= count <= most:
             raise ConfigError(f"--cores has {count}, and there are {most} to be used: give 1 to {most}.")
@@ -201,20 +204,15 @@ def _target(measured: Measured) -> tuple[TablePass, FitError]:
     return form, pass_error(form, [samples[at] for at in held])
 
 
-def _draft(samples: Sequence[DraftSample]) -> tuple[LinearDraft, FitError]:
+def _draft(samples: Sequence[DraftSample]) -> tuple[TableDraft, FitError]:
     used, held = split(len(samples), lambda at: samples[at].levels == 0)
     form = fitted_draft([samples[at] for at in used])
     return form, draft_error(form, [samples[at] for at in held])
 
 
 def _steps(measured: Measured) -> tuple[float, float]:
-    """Seconds per step, and per request of it: of each number of requests the quietest run counts."""
-    quiet: dict[int, tuple[float, float]] = {}
-    for sample in measured.steps:
-        size = round(sample.requests)
-        if size not in quiet or sample.seconds < quiet[size][1]:
-            quiet[size] = sample.requests, sample.seconds
-    rows = np.array([[1.0, requests] for requests, _ in quiet.values()])
-    seen = np.array([seconds for _, seconds in quiet.values()])
+    """Seconds per step, and per request that takes part in it."""
+    rows = np.array([[1.0, sample.requests] for sample in measured.steps])
+    seen = np.array([max(sample.seconds, 1e-9) for sample in measured.steps])
     step, request = nonnegative(rows / seen[:, None], np.ones(len(seen))).tolist()
     return step, request

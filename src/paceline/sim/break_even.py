@@ -79,11 +79,14 @@ def break_even(costs: CostModel, drafter: str, requests: int, context: int, gues
 def break_even_table(
     costs: CostModel, *, requests: Iterable[int], contexts: Iterable[int], guesses: Iterable[int]
 ) -> list[BreakEven]:
-    """Of every drafter, each of these with each other. One that is known by two names is listed once."""
-    names = {id(draft): name for name, draft in reversed(list(costs.drafts.items()))}
+    """Of every drafter, each of these with each other. Of those that cost the same only the first is listed."""
+    drafters: list[str] = []
+    for name, draft in costs.drafts.items():
+        if all(draft != costs.drafts[other] for other in drafters):
+            drafters.append(name)
     return [
         break_even(costs, drafter, batch, context, length)
-        for drafter in reversed(list(names.values()))
+        for drafter in drafters
         for context in contexts
         for batch in requests
         for length in guesses

@@ -8,6 +8,7 @@ else with the method of the protocol serves as well, but cannot be saved.
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 from math import isfinite
 from typing import Annotated, Literal, Protocol
 
@@ -118,14 +119,7 @@ class TablePass(Form, frozen=True, tag="table"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.new_tokens) != len(self.seconds_at):
-            raise ValueError(
-                f"`new_tokens` has {len(self.new_tokens)} sizes but `seconds_at` {len(self.seconds_at)} times"
-            )
-        if any(a >= b for a, b in zip(self.new_tokens, self.new_tokens[1:], strict=False)):
-            raise ValueError("`new_tokens` must rise from one to the next")
-        if any(a > b for a, b in zip(self.seconds_at, self.seconds_at[1:], strict=False)):
-            raise ValueError("`seconds_at` must not fall: a larger pass takes no less time")
+        _check_table("new_tokens", self.new_tokens, self.seconds_at)
 
     def seconds(self, new_tokens: int, kv_tokens: int, requests: int) -> float:
         return (
@@ -137,14 +131,31 @@ class TablePass(Form, frozen=True, tag="table"):
         )
 
     def _of_size(self, size: int) -> float:
-        sizes, times = self.new_tokens, self.seconds_at
-        at = bisect_left(sizes, size)
-        if at == len(sizes):
-            return times[-1] + self.per_token_s * (size - sizes[-1])
-        if at == 0 or sizes[at] == size or self.between == "step":
-            return times[at]
-        below, above = sizes[at - 1], sizes[at]
-        return times[at - 1] + (times[at] - times[at - 1]) * (size - below) / (above - below)
+        if self.between == "step":
+            at = bisect_left(self.new_tokens, size)
+            if at < len(self.new_tokens):
+                return self.seconds_at[at]
+        return _on_line(self.new_tokens, self.seconds_at, size, self.per_token_s)
+
+
+def _on_line(sizes: tuple[int, ...], times: tuple[float, ...], size: float, beyond: float) -> float:
+    """Between the times of the nearest sizes; below the first as there, after the last by `beyond` each."""
+    at = bisect_left(sizes, size)
+    if at == len(sizes):
+        return times[-1] + beyond * (size - sizes[-1])
+    if at == 0 or sizes[at] == size:
+        return times[at]
+    below, above = sizes[at - 1], sizes[at]
+    return times[at - 1] + (times[at] - times[at - 1]) * (size - below) / (above - below)
+
+
+def _check_table(sizes_name: str, sizes: tuple[int, ...], times: tuple[float, ...]) -> None:
+    if len(sizes) != len(times):
+        raise ValueError(f"`{sizes_name}` has {len(sizes)} sizes but `seconds_at` {len(times)} times")
+    if any(a >= b for a, b in pairwise(sizes)):
+        raise ValueError(f"`{sizes_name}` must rise from one to the next")
+    if any(a > b for a, b in pairwise(times)):
+        raise ValueError("`seconds_at` must not fall: more takes no less time")
 
 
 Pass = LinearPass | RooflinePass | TablePass
@@ -168,6 +179,37 @@ class LinearDraft(Form, frozen=True, tag="linear"):
         return (
             self.fixed_s
             + self.per_level_s * levels
+            + self.per_request_s * requests
+            + self.per_guess_s * guesses
+            + self.per_unread_s * unread
+            + (self.per_kv_token_s + self.per_level_kv_s * levels) * kv_tokens
+        )
+
+
+class TableDraft(Form, frozen=True, tag="table"):
+    """Measured numbers of levels, and so much per request, guess, unread token and KV token, this also per
+    level. The first level may well take less than its share: a second asks for another way of computing them.
+
+    seconds_at: of a question `levels[i]` deep, never falling; others lie on the line between their
+    neighbours.  per_level_s: each level beyond the deepest.
+    """
+
+    levels: Annotated[tuple[Annotated[int, Meta(ge=0, le=4096)], ...], Meta(min_length=1)]
+    seconds_at: Annotated[tuple[Seconds, ...], Meta(min_length=1)]
+    per_level_s: Seconds = 0.0
+    per_request_s: Seconds = 0.0
+    per_guess_s: Seconds = 0.0
+    per_unread_s: Seconds = 0.0
+    per_kv_token_s: Seconds = 0.0
+    per_level_kv_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_table("levels", self.levels, self.seconds_at)
+
+    def seconds(self, requests: int, levels: int, guesses: int, unread: int, kv_tokens: int) -> float:
+        return (
+            _on_line(self.levels, self.seconds_at, levels, self.per_level_s)
             + self.per_request_s * requests
             + self.per_guess_s * guesses
             + self.per_unread_s * unread
@@ -201,4 +243,4 @@ class ShareDraft(Form, frozen=True, tag="share"):
         return self.share * self.of.seconds(requests + guesses, kv_tokens, requests)
 
 
-Draft = LinearDraft | PassesDraft | ShareDraft
+Draft = LinearDraft | TableDraft | PassesDraft | ShareDraft
