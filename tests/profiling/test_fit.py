@@ -28,6 +28,7 @@ TRUTH = TablePass(
     per_kv_token_s=8e-7,
     per_request_s=6e-5,
     per_pair_s=3e-8,
+    per_kv_again_s=2e-7,
     per_row_s=1e-4,
 )
 SIZES = (1, 4, 12, 13, 64, 512)

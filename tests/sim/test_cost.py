@@ -103,6 +103,9 @@ def test_a_table_charges_context_requests_and_pairs() -> None:
         new_tokens=(1, 8), seconds_at=(1.0, 1.0), per_kv_token_s=0.01, per_request_s=0.1, per_pair_s=0.001
     )
     assert table.seconds(8, 200, 2) == pytest.approx(1.0 + 2.0 + 0.1 + 0.001 * 8 * 200 / 2)
+    again = msgspec.structs.replace(table, per_kv_again_s=0.1)
+    assert again.seconds(2, 200, 2) == table.seconds(2, 200, 2)
+    assert again.seconds(8, 200, 2) == pytest.approx(table.seconds(8, 200, 2) + 20.0)
 
 
 def test_logits_are_wanted_of_guesses_and_of_a_prompts_last_token() -> None:

@@ -13,6 +13,7 @@ from paceline.profiling.nnls import Array, nonnegative
 from paceline.sim.forms import TableDraft, TablePass
 
 _MOST_ROWS = 16
+_PASS_PARTS = ("per_kv_token_s", "per_request_s", "per_pair_s", "per_kv_again_s", "per_row_s")
 _DRAFT_PARTS = ("per_request_s", "per_guess_s", "per_unread_s", "per_kv_token_s", "per_level_kv_s")
 _APART = 1.02
 """Sizes that are nearer to each other than this share one knot, unless they are neighbours."""
@@ -56,31 +57,26 @@ def fitted_pass(samples: Sequence[PassSample]) -> TablePass:
     """Each size that was seen is a knot. Raises ValueError without samples."""
     sizes = sorted({sample.new_tokens for sample in samples})
     knots = [size for at, size in enumerate(sizes) if at == 0 or _apart(sizes[at - 1], size)]
-    columns = [
-        [
-            *_increments(sample.new_tokens, knots),
-            sample.kv_tokens,
-            max(sample.requests - 1, 0),
-            sample.new_tokens * sample.kv_tokens / max(sample.requests, 1),
-            min(sample.new_tokens, _MOST_ROWS * sample.requests),
-        ]
-        for sample in samples
-    ]
+    columns = [[*_increments(sample.new_tokens, knots), *_pass_columns(sample)] for sample in samples]
     found = _relative_fit(columns, [sample.seconds for sample in samples])
-    times = np.cumsum(found[: len(knots)])
-    slope = 0.0
-    if len(knots) > 1:
-        slope = float((times[-1] - times[0]) / (knots[-1] - knots[0]))
-    kv, request, pair, row = found[len(knots) :].tolist()
+    times = np.cumsum(found[: len(knots)]).tolist()
+    slope = (times[-1] - times[0]) / (knots[-1] - knots[0]) if len(knots) > 1 else 0.0
+    parts = dict(zip(_PASS_PARTS, found[len(knots) :].tolist(), strict=True))
     return TablePass(
-        new_tokens=tuple(knots),
-        seconds_at=tuple(times.tolist()),
-        per_token_s=slope,
-        per_kv_token_s=kv,
-        per_request_s=request,
-        per_pair_s=pair,
-        per_row_s=row,
-        most_rows=_MOST_ROWS,
+        new_tokens=tuple(knots), seconds_at=tuple(times), per_token_s=slope, most_rows=_MOST_ROWS, **parts
+    )
+
+
+def _pass_columns(sample: PassSample) -> tuple[float, ...]:
+    """What each of `_PASS_PARTS` is multiplied by."""
+    kv, each = sample.kv_tokens, sample.new_tokens / sample.requests
+    again = min(max(each - 1.0, 0.0), 1.0)
+    return (
+        kv,
+        sample.requests - 1,
+        each * kv,
+        again * kv,
+        min(sample.new_tokens, _MOST_ROWS * sample.requests),
     )
 
 

@@ -79,7 +79,7 @@ def break_even(costs: CostModel, drafter: str, requests: int, context: int, gues
 def break_even_table(
     costs: CostModel, *, requests: Iterable[int], contexts: Iterable[int], guesses: Iterable[int]
 ) -> list[BreakEven]:
-    """Of every drafter, each of these with each other; of those that cost the same only the first is there."""
+    """Of every drafter, each of these with each other; of those that cost the same only the first."""
     drafters: list[str] = []
     for name, draft in costs.drafts.items():
         if all(draft != costs.drafts[other] for other in drafters):

@@ -103,6 +103,8 @@ class TablePass(Form, frozen=True, tag="table"):
     of captured graphs do. per_token_s: each token beyond the largest size.
     per_pair_s: of each pair of a new token and one that it looks back on, where attention is bound by
     arithmetic; every request counts as having its share of the new tokens and of the context.
+    per_kv_again_s: of each KV token where a request has more than one new token: queries that share what is
+    read are computed in another way than a single one.
     per_row_s: of each new token whose logits are wanted: all, but at most `most_rows` per request, since of a
     prompt's tokens only the last one's are.
     """
@@ -114,6 +116,7 @@ class TablePass(Form, frozen=True, tag="table"):
     per_kv_token_s: Seconds = 0.0
     per_request_s: Seconds = 0.0
     per_pair_s: Seconds = 0.0
+    per_kv_again_s: Seconds = 0.0
     per_row_s: Seconds = 0.0
     most_rows: Count = 16
 
@@ -122,12 +125,15 @@ class TablePass(Form, frozen=True, tag="table"):
         _check_table("new_tokens", self.new_tokens, self.seconds_at)
 
     def seconds(self, new_tokens: int, kv_tokens: int, requests: int) -> float:
+        requests = max(requests, 1)
+        each = new_tokens / requests
         return (
             self._of_size(new_tokens)
             + self.per_kv_token_s * kv_tokens
-            + self.per_request_s * max(requests - 1, 0)
-            + self.per_pair_s * new_tokens * kv_tokens / max(requests, 1)
-            + self.per_row_s * min(new_tokens, self.most_rows * max(requests, 1))
+            + self.per_request_s * (requests - 1)
+            + self.per_pair_s * each * kv_tokens
+            + self.per_kv_again_s * min(max(each - 1.0, 0.0), 1.0) * kv_tokens
+            + self.per_row_s * min(new_tokens, self.most_rows * requests)
         )
 
     def _of_size(self, size: int) -> float:
