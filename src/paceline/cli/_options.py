@@ -16,13 +16,13 @@ from paceline.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_DRAFT_OPTION = click.option(
+    "--draft",
+    help='"auto", "ngram", "suffix", "layers", "eagle3", "mtp", "none", a model or a head; or several, '
+    "joined by +.",
+)
 _ENGINE_OPTIONS = [
     click.option("--model", help='"embedded", a directory, a GGUF file or a Hugging Face name.'),
-    click.option(
-        "--draft",
-        help='"auto", "ngram", "suffix", "layers", "eagle3", "mtp", "none", a model or a head; or several, '
-        "joined by +.",
-    ),
     click.option("--num-speculative-tokens", type=int, metavar="N", help="Guesses per step."),
     click.option("--placement", type=click.Choice(get_args(Placement)), help="Where draft and target run."),
     click.option("--mode", type=click.Choice(get_args(Mode)), help="How they work together."),
@@ -82,6 +82,11 @@ SAMPLING_NAMES = (
 
 
 def engine_options(function: Function) -> Function:
+    return _decorate(function, [_ENGINE_OPTIONS[0], _DRAFT_OPTION, *_ENGINE_OPTIONS[1:]])
+
+
+def options_of_several_drafters(function: Function) -> Function:
+    """For a command that names drafters in its own way."""
     return _decorate(function, _ENGINE_OPTIONS)
 
 

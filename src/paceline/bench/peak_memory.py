@@ -1,0 +1,45 @@
+"""Memory of this process and its children while something runs."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+_EVERY_S = 0.05
+
+
+def resident_bytes() -> int:
+    """Of this process and every child. What they share counts for each of them."""
+    here, total = psutil.Process(), 0
+    for process in [here, *here.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has just ended
+            total += process.memory_info().rss
+    return total
+
+
+class PeakMemory:
+    """Looks every 50 ms; `peak` is the most that was seen."""
+
+    def __init__(self) -> None:
+        self.peak = resident_bytes()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="paceline-memory", daemon=True)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_EVERY_S):
+            self.peak = max(self.peak, resident_bytes())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.peak = max(self.peak, resident_bytes())

@@ -1,0 +1,131 @@
+"""The server-sent events of one completion, as they come."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from typing import Any
+
+from paceline.bench.records import RequestRecord
+from paceline.core.stats import SpeculationStats
+
+
+class Stream:
+    """Tokens are counted by what the server says, never by chunks, of which one may hold several.
+
+    A chunk counts where it has text or raises the count of tokens: one that only opens the answer does not.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._times: list[float] = []
+        self._counts: list[int | None] = []  # tokens so far, with each chunk
+        self._text: list[str] = []
+        self._usage: dict[str, Any] = {}
+        self._finish: str | None = None
+        self._speculation: SpeculationStats | None = None
+
+    def take(self, line: str, at_s: float) -> None:
+        """One line of the response. Raises ValueError where it tells of an error, or is none."""
+        name, colon, data = line.partition(":")
+        if not colon or name != "data":
+            return
+        if data.strip() == "[DONE]":
+            self.ended = True
+            return
+        try:
+            chunk = json.loads(data)
+        except ValueError:
+            raise ValueError(f"the stream has a line that is not JSON: {data.strip()[:80]}") from None
+        if not isinstance(chunk, dict) or chunk.get("error"):
+            raise ValueError(f"the server says: {_said(chunk)}")
+        self._take(chunk, at_s)
+
+    def _take(self, chunk: dict[str, Any], at_s: float) -> None:
+        usage = chunk.get("usage")
+        told = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        if isinstance(usage, dict):
+            self._usage = usage
+        metrics = chunk.get("metrics")
+        if isinstance(metrics, dict):
+            self._speculation = _speculation(metrics.get("speculative_decoding"))
+        choice = next(iter(chunk.get("choices") or ()), None)
+        if choice is None:
+            return
+        text = _text_of(choice)
+        if choice.get("finish_reason"):
+            self._finish, self.ended = choice["finish_reason"], True
+        before = next((count for count in reversed(self._counts) if count is not None), 0)
+        if text or (told is not None and told > before):
+            self._text.append(text)
+            self._times.append(at_s)
+            self._counts.append(told)
+
+    def write(self, record: RequestRecord) -> None:
+        """What came, into `record`."""
+        total = self._usage.get("completion_tokens")
+        record.text = "".join(self._text)
+        record.finish_reason = self._finish
+        record.tokens = total if isinstance(total, int) else None
+        record.prompt_tokens = self._usage.get("prompt_tokens")
+        record.speculation = self._speculation
+        record.chunk_times_s = self._times
+        record.chunk_tokens = self._chunk_tokens(record.tokens)
+        if self._times:
+            record.first_token_s, record.end_s = self._times[0], self._times[-1]
+
+    def _chunk_tokens(self, total: int | None) -> list[int]:
+        """Empty unless every chunk told its count. Tokens without a text of their own, as the one that ends
+        an answer, belong to the chunk before."""
+        counts = [count for count in self._counts if count is not None]
+        if total is None or len(counts) < len(self._counts) or not counts:
+            return []
+        counts = [*list(accumulate(counts, max))[:-1], max(total, counts[-1])]
+        each = [after - before for before, after in zip([0, *counts], counts, strict=False)]
+        return each if all(count > 0 for count in each) else []
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    """Of a chat's delta, reasoning included, or of a completion."""
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        parts = (delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content"))
+        return "".join(part for part in parts if isinstance(part, str))
+    text = choice.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def _speculation(told: object) -> SpeculationStats | None:
+    """What vLLM says of a request with `--per-request-spec-decode-metrics`: steps, guesses, accepted ones,
+    and how many steps accepted 0, 1, 2, ... of them."""
+    if not isinstance(told, dict):
+        return None
+    names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    numbers = [told.get(name) for name in names]
+    steps, drafted, accepted = (number if isinstance(number, int) else -1 for number in numbers)
+    histogram = told.get("acceptance_histogram")
+    if min(steps, drafted, accepted) < 0 or not isinstance(histogram, list):
+        return None
+    reached = list(accumulate(reversed(histogram)))[::-1][1:]
+    return SpeculationStats(
+        num_steps=steps,
+        num_emitted_tokens=accepted + steps,
+        num_drafts=steps,
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        accepted_by_depth=[count for count in reached if count],
+    )
+
+
+def refusal(status: int, body: bytes) -> str:
+    """An error response in one line."""
+    try:
+        said = _said(json.loads(body))
+    except ValueError:
+        said = body.decode(errors="replace")
+    return f"HTTP {status}: {' '.join(said.split())[:200]}"
+
+
+def _said(chunk: object) -> str:
+    found = chunk.get("error", chunk) if isinstance(chunk, dict) else chunk
+    return str(found.get("message", found) if isinstance(found, dict) else found)
