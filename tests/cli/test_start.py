@@ -49,6 +49,7 @@ def test_unknown_command(run: Run) -> None:
         "from paceline.cli import cli; cli(['--help'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['generate', '--help'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['bench', '--help'], standalone_mode=False)",
+        "from paceline.cli import cli; cli(['simulate', '--help'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['chat', '--help'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['chat', '--print-config'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['trace', '--help'], standalone_mode=False)",

@@ -18,6 +18,7 @@ _COMMANDS = {
     "chat": "Talk with the model.",
     "draft": "Draft for an engine on another host.",
     "bench": "Measure drafters, or servers, and write a report.",
+    "simulate": "Simulate an engine on recorded texts.",
     "trace": "Record what drafters are worth along a target's answers.",
     "train": "Train a draft head for a model.",
     "explain-acceptance": "Find out why a draft head's guesses are not accepted.",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 import paceline
 from paceline.errors import ConfigError
@@ -24,19 +25,21 @@ _ABOUT = {
     "figure10": "as the study's own simulator has it",
     "figure12": "as the study's own simulator has it",
 }
+_USED = ("paper", "traces", "more_traces", "draft_charge", "check", "json_output", "quiet")
 _SHARED = Path("shared") / "data" / "traces"
 _NAMES = ("acceptance_llama3.1-8b_*.jsonl", "combined_*.jsonl")
 
 
 def run(name: str, values: Mapping[str, Any]) -> None:
-    """values: `traces` (one path, several or none), `draft_charge`, `check`, `json_output`.
+    """values: `traces` and `more_traces` (paths, if any), `draft_charge`, `check`, `json_output`.
 
     Exits with 1 where `check` is asked for and a value is out of tolerance. Raises ConfigError.
     """
     from paceline.sim.acceptance import read_traces
     from paceline.sim.figures import figure
 
-    sets = [read_traces(path) for path in _paths(values.get("traces"))]
+    _refuse_what_says_nothing()
+    sets = [read_traces(path) for path in _paths([*values["traces"], *values["more_traces"]])]
     rows: list[Row] = []
     printed = not values.get("json_output")
     for row in figure(name, sets, charge=values.get("draft_charge") or "published"):  # type: ignore[arg-type]
@@ -52,6 +55,15 @@ def run(name: str, values: Mapping[str, Any]) -> None:
         _check(name, verdict)
 
 
+def _refuse_what_says_nothing() -> None:
+    """Options of other simulations."""
+    context = click.get_current_context(silent=True)
+    for parameter in context.command.params if context else ():
+        given = context is not None and context.get_parameter_source(parameter.name or "")
+        if given is ParameterSource.COMMANDLINE and parameter.name not in _USED:
+            raise ConfigError(f"{parameter.opts[0]} says nothing about a figure of a study: leave it out.")
+
+
 def _check(name: str, verdict: bool | None) -> None:
     if verdict is None:
         raise ConfigError(
@@ -65,9 +77,7 @@ def _check(name: str, verdict: bool | None) -> None:
 # ---------------------------------------------------------------- where the traces are
 
 
-def _paths(given: Path | Sequence[Path] | None) -> list[Path]:
-    if isinstance(given, Path):
-        return [given]
+def _paths(given: Sequence[Path]) -> list[Path]:
     if given:
         return list(given)
     found = next((paths for folder in _folders() if (paths := _published(folder))), None)
