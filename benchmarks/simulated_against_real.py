@@ -21,7 +21,7 @@ import itertools
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,12 +31,30 @@ from tqdm import tqdm
 
 from drafters import workloads
 from paceline import SamplingParams
-from paceline.config import Config, load_config
+from paceline.config import Config, SpeculationConfig, load_config
+from paceline.core.drafting import DrafterNeeds
+from paceline.core.work import (
+    AdvanceDrafts,
+    DraftDone,
+    DraftItem,
+    GrowDrafts,
+    Proposal,
+    RunTarget,
+    StepDone,
+)
 from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.replay import read_log
 from paceline.loading import load
-from paceline.sim.acceptance import RequestTrace, write_traces
+from paceline.sim.acceptance import RequestTrace, read_traces, write_traces
+from paceline.sim.cost import CostModel, load_costs
+from paceline.sim.drafters import PricedRecord, RecordedDrafter, SimDrafter, model_free
+from paceline.sim.forms import pass_seconds
 from paceline.sim.metrics import Distribution, RequestTimes, latencies
+from paceline.sim.requests import SimRequest
+from paceline.sim.simulator import SimResult, simulate
+from paceline.sim.target import decodes, shape_of
 from paceline.tracing.ask import KnownText
+from paceline.tracing.replayed import replayed
 from paceline.tracing.tracer import Depth, Tracer
 from paceline.workload import Bursts
 from prompts import DEFAULT_DATA
@@ -45,6 +63,7 @@ LENGTHS = (24, 48, 72, 96, 128)
 LONGEST_PROMPT = 900
 CONTEXT = 1152
 KINDS = ("poisson", "closed")
+_CORE_NAMES = {"eagle3": "head"}
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -236,6 +255,131 @@ def table(kind: str, real: Sequence[Figures], simulated: Sequence[Figures]) -> l
     return lines
 
 
+def simulated(
+    folder: Folder, kind: str, repeat: int, costs: CostModel, speculation: SpeculationConfig
+) -> SimResult:
+    """The core of the log, the arrivals of the run, the recorded texts."""
+    config, _ = read_log(folder.log(kind, repeat))
+    asked = {
+        each.request_id: each for each in msgspec.json.decode(folder.asked.read_bytes(), type=list[Asked])
+    }
+    due = {each.request_id: each.due_s for each in folder.read(kind, repeat)}
+    traces = {each.request_id: each for each in read_traces(folder.traces).requests}
+    requests = [
+        SimRequest(
+            name,
+            due[name],
+            each.prompt,
+            traces[name].output,
+            renamed(traces[name]),
+            params=SamplingParams(max_tokens=each.max_tokens, temperature=0.0).resolved(),
+        )
+        for name, each in asked.items()
+    ]
+    costs = renamed_costs(costs)
+    drafters = [drafter_of(needs, speculation, costs) for needs in config.drafting.drafters]
+    return simulate(config, requests, costs, drafters)
+
+
+def renamed(trace: RequestTrace) -> RequestTrace:
+    """Heads are called so by the core, whatever the configuration calls them."""
+    found = {_CORE_NAMES.get(name, name): each for name, each in trace.drafters.items()}
+    return replace(trace, drafters=found)
+
+
+def renamed_costs(costs: CostModel) -> CostModel:
+    return replace(costs, drafts={_CORE_NAMES.get(name, name): each for name, each in costs.drafts.items()})
+
+
+def drafter_of(needs: DrafterNeeds, speculation: SpeculationConfig, costs: CostModel) -> SimDrafter:
+    found = model_free(needs.name, speculation, costs.draft(needs.name))
+    if found is None:
+        recorded = RecordedDrafter(needs.name)
+        recorded.needs = needs
+        found = PricedRecord(recorded, costs.draft(needs.name))
+    return found
+
+
+# ---------------------------------------------------------------- where they differ
+
+
+@dataclass
+class Sum:
+    """seconds: measured, and by the costs."""
+
+    count: int = 0
+    real: float = 0.0
+    told: float = 0.0
+
+    def add(self, real: float, told: float) -> None:
+        self.count, self.real, self.told = self.count + 1, self.real + real, self.told + told
+
+
+def explained(log: Path, costs: CostModel) -> dict[str, Sum]:
+    """What every pass, question and gap of a real run took, and what the costs say of the same."""
+    config, entries = read_log(log)
+    names = [needs.name for needs in config.drafting.drafters]
+    sums: dict[str, Sum] = {}
+    passes: dict[int, RunTarget] = {}
+    questions: dict[int, GrowDrafts] = {}
+    before = reading = 0.0
+    for now, event, work in entries:
+        if isinstance(event, StepDone):
+            asked = passes.pop(event.step)
+            known = [len(item.tokens) for item in asked.items]
+            size = "decoding" if decodes(asked) else "with prompts"
+            told = pass_seconds(costs.target, shape_of(asked))
+            sums.setdefault(f"pass {size}", Sum()).add(event.seconds, told)
+            rest = now - before - event.seconds
+            gap = sums.setdefault(f"rest of a step {size}", Sum())
+            gap.add(rest, costs.overhead_s(len(known)) + reading)
+            reading = 0.0
+        elif isinstance(event, DraftDone):
+            asked_of = questions.pop(event.round)
+            told = priced(costs, names[asked_of.drafter], asked_of.items, event.proposals)
+            sums.setdefault(f"question to {names[event.drafter]}", Sum()).add(event.seconds, told)
+            sums.setdefault("rest of a question", Sum()).add(now - before - event.seconds, 0.0)
+        for item in work:
+            if isinstance(item, RunTarget):
+                passes[item.step] = item
+            elif isinstance(item, GrowDrafts):
+                questions[item.round] = item
+            elif isinstance(item, AdvanceDrafts):
+                told = priced(costs, names[item.drafter], item.items, ())
+                reading += told
+                sums.setdefault(f"reading by {names[item.drafter]}", Sum()).add(0.0, told)
+        before = now
+    return sums
+
+
+def priced(costs: CostModel, name: str, items: Sequence[DraftItem], proposals: Sequence[Proposal]) -> float:
+    lengths = [len(each.tokens) for each in proposals]
+    unread = sum(len(item.tokens) for item in items)
+    context = sum(item.start for item in items) + unread
+    return costs.draft(name).seconds(len(items), max(lengths, default=0), sum(lengths), unread, context)
+
+
+def compare(args: argparse.Namespace, folder: Folder) -> None:
+    costs, speculation = load_costs(args.costs), config_of(args).speculation
+    for kind in args.kinds:
+        repeats = [repeat for other, repeat in folder.runs() if other == kind]
+        for repeat in repeats:
+            events = replayed(folder.log(kind, repeat)).events
+            print(f"{kind} {repeat}: {events} events simulated to identical work")
+        results = [simulated(folder, kind, repeat, costs, speculation) for repeat in repeats]
+        real = [[each.times() for each in folder.read(kind, repeat)] for repeat in repeats]
+        print("\n".join(table(kind, list(map(figures, real)), [figures(each.finished) for each in results])))
+        for result in results[:1]:
+            spent = result.spent
+            print(
+                f"simulated: {result.target_passes} passes, {result.questions} questions; verify "
+                f"{spent.verify:.2f} s, draft {spent.draft:.2f} s, overhead {spent.overhead:.2f} s"
+            )
+        for name, each in sorted(explained(folder.log(kind, repeats[0]), renamed_costs(costs)).items()):
+            ratio = f"{each.told / each.real:6.3f}" if each.real else ""
+            print(f"  {name:28} {each.count:5} {each.real:8.3f} s {each.told:8.3f} s {ratio}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("stage", choices=["serve", "trace", "compare"])
@@ -253,7 +397,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    {"serve": serve, "trace": trace}[args.stage](args, Folder(args.out))
+    {"serve": serve, "trace": trace, "compare": compare}[args.stage](args, Folder(args.out))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,12 @@ from paceline.sim.forms import (
     LinearPass,
     Pass,
     PassesDraft,
+    PassShape,
     RooflinePass,
     ShareDraft,
     TableDraft,
     TablePass,
+    pass_seconds,
 )
 from paceline.sim.published import published
 
@@ -102,10 +104,24 @@ def test_a_table_charges_context_requests_and_pairs() -> None:
     table = TablePass(
         new_tokens=(1, 8), seconds_at=(1.0, 1.0), per_kv_token_s=0.01, per_request_s=0.1, per_pair_s=0.001
     )
-    assert table.seconds(8, 200, 2) == pytest.approx(1.0 + 2.0 + 0.1 + 0.001 * 8 * 200 / 2)
+    assert table.seconds(8, 200, 2) == pytest.approx(1.0 + 2.0 + 0.1 + 0.001 * 2 * 4 * (100 + 4 / 2))
     again = msgspec.structs.replace(table, per_kv_again_s=0.1)
     assert again.seconds(2, 200, 2) == table.seconds(2, 200, 2)
     assert again.seconds(8, 200, 2) == pytest.approx(table.seconds(8, 200, 2) + 20.0)
+
+
+def test_passes_of_equal_totals_are_told_apart() -> None:
+    """A prompt beside requests that decode: pairs, and rows of logits, are those of each request."""
+    table = TablePass(
+        new_tokens=(1,), seconds_at=(1.0,), per_pair_s=0.001, per_kv_again_s=0.01, per_row_s=0.1, most_rows=4
+    )
+    shape = PassShape.of([(60, 0, 1), (1, 500, 1), (3, 100, 3)])
+    assert (shape.new_tokens, shape.kv_tokens, shape.requests, shape.rows) == (64, 600, 3, 5)
+    assert shape.pairs == 60 * 30 + 500.5 + 3 * 101.5
+    assert pass_seconds(table, shape) == pytest.approx(1.0 + 0.001 * shape.pairs + 0.01 * 100 + 0.5)
+    assert PassShape.of([(4, 50, 4)] * 3) == PassShape.even(12, 150, 3, 4)
+    linear = LinearPass(fixed_s=1.0, per_token_s=0.1)
+    assert pass_seconds(linear, shape) == linear.seconds(64, 600, 3)
 
 
 def test_logits_are_wanted_of_guesses_and_of_a_prompts_last_token() -> None:

@@ -27,7 +27,7 @@ def test_one_request_without_guesses_takes_what_the_closed_form_says() -> None:
     result = simulate(core(), [each], COSTS)
     step = COSTS.step_overhead_s + COSTS.request_overhead_s
     now, times = 0.0, []
-    for new, context in [(30, 30), (1, 31), (1, 32), (1, 33), (1, 34)]:
+    for new, context in [(30, 0), (1, 30), (1, 31), (1, 32), (1, 33)]:
         now += COSTS.target.seconds(new, context, 1) + step
         times.append(now)
     assert result.requests[0].times.chunk_times_s == pytest.approx(times)
@@ -45,12 +45,12 @@ def test_one_request_in_turn_with_a_drafter_takes_what_the_closed_form_says() ->
     result = simulate(core([head], 3), [each], COSTS, [head])
     step = COSTS.step_overhead_s + COSTS.request_overhead_s
     draft, target = COSTS.draft("head").seconds, COSTS.target.seconds
-    now, times = target(20, 20, 1) + step, []
+    now, times = target(20, 0, 1) + step, []
     times.append(now)
     now += draft(1, 0, 0, 20, 20)  # it reads the prompt while nobody waits for another pass
     # Of the tokens that are left the bonus takes one, so that the last step guesses two.
     for known, unread, guesses in [(21, 1, 3), (24, 3, 3), (25, 1, 2)]:
-        now += draft(1, guesses, guesses, unread, known) + target(1 + guesses, known, 1) + step
+        now += draft(1, guesses, guesses, unread, known) + target(1 + guesses, known - 1, 1) + step
         times.append(now)
     assert result.requests[0].times.chunk_times_s == pytest.approx(times)
     assert result.requests[0].times.chunk_tokens == [1, 3, 1, 3]
@@ -65,9 +65,9 @@ def test_requests_of_one_length_share_passes_as_a_closed_form_says() -> None:
     def step(new: int, context: int, requests: int) -> float:
         return COSTS.target.seconds(new, context, requests) + COSTS.overhead_s(requests)
 
-    alone = step(20, 20, 1) + step(61, 81, 4)
-    together = alone + sum(step(4, 22 + at + 3 * (21 + at), 4) for at in range(4))
-    ends = [together, *[together + step(3, 3 * 25, 3)] * 3]
+    alone = step(20, 0, 1) + step(61, 20, 4)
+    together = alone + sum(step(4, 21 + at + 3 * (20 + at), 4) for at in range(4))
+    ends = [together, *[together + step(3, 3 * 24, 3)] * 3]
     assert [one.times.end_s for one in result.requests] == pytest.approx(ends)
 
 

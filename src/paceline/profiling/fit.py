@@ -4,13 +4,13 @@ not fitted to. Residuals count relative to what was measured."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from paceline.profiling.nnls import Array, nonnegative
-from paceline.sim.forms import TableDraft, TablePass
+from paceline.sim.forms import PassShape, TableDraft, TablePass
 
 _MOST_ROWS = 16
 _PASS_PARTS = ("per_kv_token_s", "per_request_s", "per_pair_s", "per_kv_again_s", "per_row_s")
@@ -21,13 +21,21 @@ _APART = 1.02
 
 @dataclass(frozen=True, slots=True)
 class PassSample:
-    """seconds: the median of its repetitions.  spread: half the distance of their quartiles, relative."""
+    """Every request has the same share of it. seconds: the median of its repetitions.  spread: half the
+    distance of their quartiles, relative.  rows: whose logits are wanted; None = of every new token, up to
+    `_MOST_ROWS` per request."""
 
     new_tokens: int
     kv_tokens: int
     requests: int
     seconds: float
     spread: float = 0.0
+    rows: int | None = None
+
+    @property
+    def shape(self) -> PassShape:
+        even = PassShape.even(self.new_tokens, self.kv_tokens, self.requests, _MOST_ROWS)
+        return even if self.rows is None else replace(even, rows=self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +77,8 @@ def fitted_pass(samples: Sequence[PassSample]) -> TablePass:
 
 def _pass_columns(sample: PassSample) -> tuple[float, ...]:
     """What each of `_PASS_PARTS` is multiplied by."""
-    kv, each = sample.kv_tokens, sample.new_tokens / sample.requests
-    again = min(max(each - 1.0, 0.0), 1.0)
-    return (
-        kv,
-        sample.requests - 1,
-        each * kv,
-        again * kv,
-        min(sample.new_tokens, _MOST_ROWS * sample.requests),
-    )
+    shape = sample.shape
+    return shape.kv_tokens, shape.requests - 1, shape.pairs, shape.kv_again, shape.rows
 
 
 def _apart(below: int, size: int) -> bool:
@@ -122,7 +123,7 @@ def split(count: int, kept: Callable[[int], bool]) -> tuple[list[int], list[int]
 
 
 def pass_error(form: TablePass, samples: Sequence[PassSample]) -> FitError:
-    told = [form.seconds(each.new_tokens, each.kv_tokens, each.requests) for each in samples]
+    told = [form.seconds_of(each.shape) for each in samples]
     return _error(told, [each.seconds for each in samples], [each.spread for each in samples])
 
 

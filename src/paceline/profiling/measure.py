@@ -8,14 +8,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from paceline.core.params import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.profiling.fit import DraftSample, PassSample
 from paceline.profiling.plan import CHUNK, DraftCell, PassCell, Plan
-from paceline.profiling.rig import Rig, Text
+from paceline.profiling.rig import GREEDY, Rig, Text
 
 Progress = Callable[[float, str], None]
 """Told the share that is done, and what is being done."""
@@ -125,12 +124,15 @@ class Measurement:
             timed[cell].seconds.clear()  # the first passes find nothing warm
         self.measured.rounds["passes"] = self._rounds(cells, measure, budget_s, "the target's passes")
         self.measured.passes = {
-            cell: PassSample(cell.new_tokens, cell.kv_tokens, cell.requests, found.median, found.spread)
+            cell: PassSample(
+                *(cell.new_tokens, cell.kv_tokens, cell.requests, found.median, found.spread),
+                rows=cell.requests if cell.prompt else None,
+            )
             for cell, found in timed.items()
         }
         for (count, start), found in self._reading.items():
             cell = PassCell(1, count, start, prompt=True)
-            sample = PassSample(count, start, 1, found.median, found.spread)
+            sample = PassSample(count, start, 1, found.median, found.spread, rows=0)
             self.measured.passes.setdefault(cell, sample)
 
     # ------------------------------------------------------------ drafters
@@ -204,7 +206,7 @@ class Measurement:
 
     def _run(self, batch: int, turn: int) -> StepSample:
         engine = self._engine
-        params = SamplingParams(temperature=0.0, max_tokens=self._plan.run_tokens, ignore_eos=True)
+        params = replace(GREEDY, max_tokens=self._plan.run_tokens)
         for index in range(batch):
             prompt = self._rows[index % len(self._rows)][3 * turn : 3 * turn + 32]
             engine.add(f"run {turn} {batch} {index}", index, prompt, params)

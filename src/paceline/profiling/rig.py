@@ -23,7 +23,8 @@ from paceline.core.work import (
 from paceline.engine.engine import Engine
 from paceline.errors import EngineError
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True).resolved()
+"""Resolved, as requests that are served are: filters left open would keep drafters off their fast way."""
 
 
 @dataclass(slots=True)

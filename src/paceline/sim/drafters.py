@@ -163,8 +163,10 @@ class RecordedDrafter:
         return [self._proposal(item) for item in items]
 
     def _proposal(self, item: DraftItem) -> Proposal:
-        num_prompt, output, trace = self._known[item.request_id]
         known = item.start + len(item.tokens)
+        if item.request_id not in self._known:
+            return Proposal(item.request_id, known)  # it ended, and who says so is still under way
+        num_prompt, output, trace = self._known[item.request_id]
         at, size = known - num_prompt, min(item.max_nodes, item.max_depth)
         right = min(trace.accepted[at] - 1, size) if 0 <= at < len(trace.accepted) else 0
         tokens = (*output[at : at + right], *[_WRONG] * (size - right)) if right else (_WRONG,) * size
@@ -275,6 +277,8 @@ class RecordedCandidates:
 
     def _candidates(self, leaf: Leaf) -> Candidates:
         sequence, tree = leaf.sequence, leaf.sequence.draft.tree
+        if sequence.request_id not in self._known:
+            return Candidates()  # it ended, and who says so is still under way
         num_prompt, output, trace = self._known[sequence.request_id]
         root, path = len(sequence.tokens) - num_prompt, sequence.path_tokens(leaf.node)
         at = root + tree.depth(leaf.node)

@@ -8,9 +8,11 @@ else with the method of the protocol serves as well, but cannot be saved.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +28,62 @@ class PassTime(Protocol):
         """new_tokens: in the pass, roots and guesses of all requests.  kv_tokens: that those look back on,
         the contexts of all requests together."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """What a pass computes where its requests differ, as a prompt differs from requests that decode.
+
+    new_tokens, kv_tokens, requests: as of `PassTime`.  pairs: of a new token and one of its request's that it
+    looks back on, new ones too.  kv_again: KV tokens of requests with more than one new token.  rows: new
+    tokens whose logits are wanted.
+    """
+
+    new_tokens: int
+    kv_tokens: int
+    requests: int
+    pairs: float
+    kv_again: float
+    rows: int
+
+    @classmethod
+    def even(cls, new_tokens: int, kv_tokens: int, requests: int, most_rows: int) -> PassShape:
+        """All requests have the same share of all. most_rows: logits wanted per request at most."""
+        requests = max(requests, 1)
+        each = new_tokens / requests
+        return cls(
+            new_tokens,
+            kv_tokens,
+            requests,
+            each * (kv_tokens + new_tokens / 2),
+            min(max(each - 1.0, 0.0), 1.0) * kv_tokens,
+            min(new_tokens, most_rows * requests),
+        )
+
+    @classmethod
+    def of(cls, items: Iterable[tuple[int, int, int]]) -> PassShape:
+        """items: of each request its new tokens, those before them, and the rows it wants."""
+        new = kv = requests = rows = again = 0
+        pairs = 0.0
+        for count, before, wanted in items:
+            new, kv, requests, rows = new + count, kv + before, requests + 1, rows + wanted
+            pairs += count * (before + count / 2)
+            again += before if count > 1 else 0
+        return cls(new, kv, requests, pairs, again, rows)
+
+
+@runtime_checkable
+class ShapedPassTime(PassTime, Protocol):
+    """Tells passes apart whose totals are the same."""
+
+    def seconds_of(self, shape: PassShape) -> float: ...
+
+
+def pass_seconds(time: PassTime, shape: PassShape) -> float:
+    """By all that `time` asks for."""
+    if isinstance(time, ShapedPassTime):
+        return time.seconds_of(shape)
+    return time.seconds(shape.new_tokens, shape.kv_tokens, shape.requests)
 
 
 class DraftTime(Protocol):
@@ -101,12 +159,12 @@ class TablePass(Form, frozen=True, tag="table"):
     "line" = sizes between two measured ones lie on the line through them, so that a step of the hardware is
     two neighbouring sizes; "step" = they take as long as the next larger one, as passes padded to the sizes
     of captured graphs do. per_token_s: each token beyond the largest size.
-    per_pair_s: of each pair of a new token and one that it looks back on, where attention is bound by
-    arithmetic; every request counts as having its share of the new tokens and of the context.
+    per_pair_s: of each pair of a new token and one that it looks back on, new ones too, where attention is
+    bound by arithmetic.
     per_kv_again_s: of each KV token where a request has more than one new token: queries that share what is
     read are computed in another way than a single one.
-    per_row_s: of each new token whose logits are wanted: all, but at most `most_rows` per request, since of a
-    prompt's tokens only the last one's are.
+    per_row_s: of each new token whose logits are wanted. most_rows: of one request, where only totals are
+    known: of a prompt's tokens only the last one's are. Every request then counts as having its share of all.
     """
 
     new_tokens: Annotated[tuple[Count, ...], Meta(min_length=1)]
@@ -125,15 +183,16 @@ class TablePass(Form, frozen=True, tag="table"):
         _check_table("new_tokens", self.new_tokens, self.seconds_at)
 
     def seconds(self, new_tokens: int, kv_tokens: int, requests: int) -> float:
-        requests = max(requests, 1)
-        each = new_tokens / requests
+        return self.seconds_of(PassShape.even(new_tokens, kv_tokens, requests, self.most_rows))
+
+    def seconds_of(self, shape: PassShape) -> float:
         return (
-            self._of_size(new_tokens)
-            + self.per_kv_token_s * kv_tokens
-            + self.per_request_s * (requests - 1)
-            + self.per_pair_s * each * kv_tokens
-            + self.per_kv_again_s * min(max(each - 1.0, 0.0), 1.0) * kv_tokens
-            + self.per_row_s * min(new_tokens, self.most_rows * requests)
+            self._of_size(shape.new_tokens)
+            + self.per_kv_token_s * shape.kv_tokens
+            + self.per_request_s * (shape.requests - 1)
+            + self.per_pair_s * shape.pairs
+            + self.per_kv_again_s * shape.kv_again
+            + self.per_row_s * shape.rows
         )
 
     def _of_size(self, size: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import RunTarget, StepDone, TargetItem, Verdict
 from paceline.sim.cost import CostModel
+from paceline.sim.forms import PassShape, pass_seconds
 from paceline.sim.requests import SimRequest
 
 _NO_TOKEN = -1
@@ -27,12 +28,7 @@ class SimTarget:
         self._known.pop(request_id, None)
 
     def seconds(self, work: RunTarget) -> float:
-        new = context = 0
-        for item in work.items:
-            known = len(item.tokens)
-            new += known + len(item.tree_tokens)
-            context += item.start + known
-        return self._costs.target.seconds(new, context, len(work.items))
+        return pass_seconds(self._costs.target, shape_of(work))
 
     def overhead_s(self, work: RunTarget) -> float:
         return self._costs.overhead_s(len(work.items))
@@ -49,6 +45,17 @@ class SimTarget:
         tree = TokenTree.build(item.tree_tokens, item.tree_parents)
         path, tokens = tree.walk(lambda node: _token(output, at + tree.depth(node)))
         return Verdict(item.request_id, tuple(path), tuple(tokens))
+
+
+def shape_of(work: RunTarget) -> PassShape:
+    return PassShape.of(
+        (
+            len(item.tokens) + len(item.tree_tokens),
+            item.start,
+            1 + len(item.tree_tokens) if item.sample else 0,
+        )
+        for item in work.items
+    )
 
 
 def _token(output: Sequence[int], at: int) -> int:

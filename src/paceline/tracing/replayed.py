@@ -154,7 +154,7 @@ def _untimed(event: Event) -> Event:
     """What the core looks at."""
     match event:
         case StepDone():
-            return replace(event, seconds=0.0, ended=0.0)
+            return replace(event, seconds=0.0, ended=0.0, sample_seconds=0.0)
         case DraftDone():
             return replace(event, seconds=0.0)
     return event
