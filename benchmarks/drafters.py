@@ -4,8 +4,9 @@
     python benchmarks/drafters.py --acceptance --drafters eagle3 --lengths 3 5
 
 Drafters take turns: each repeat starts every one of them anew, so that what drifts on the machine drifts for
-all. Seconds are those of decoding a whole batch after another, prompts coming from the prefix cache. Prompts
-are those that no head was trained on: EditEval, HumanEval and, of Spec-Bench, question ids divisible by four.
+all. A batch of so many requests is kept full from a queue of prompts, `--rounds` times as many as the batch
+where there are so many; seconds are those of decoding, prompts coming from the prefix cache. Prompts are
+those that no head was trained on: EditEval, HumanEval and, of Spec-Bench, question ids divisible by four.
 Outputs are compared with those without a drafter, token for token.
 
 `--acceptance`: mean acceptance length of chains of fixed length by category of Spec-Bench, bonus included.
@@ -62,7 +63,7 @@ _WARM_UP = 16
 
 @dataclass
 class Result:
-    """Of one workload in one run. batch: requests at once."""
+    """Of one workload in one run. batch: requests at once, at most."""
 
     drafter: str
     workload: str
@@ -84,19 +85,13 @@ def _encoded(llm: LLM, questions: Iterable[Question], count: int, longest: int) 
     ]
 
 
-def run(
-    llm: LLM, prompts: list[list[int]], params: SamplingParams, batch: int
-) -> tuple[list[RequestOutput], float]:
-    """Outputs and seconds, batch after batch. A few tokens of each are decoded before the clock starts, so
-    that its prompt is in the prefix cache, and costs and acceptance have been seen."""
-    outputs, seconds = [], 0.0
-    for start in range(0, len(prompts), batch):
-        together = prompts[start : start + batch]
-        llm.generate(together, SamplingParams(max_tokens=_WARM_UP, temperature=0.0))
-        began = perf_counter()
-        outputs += llm.generate(together, params)
-        seconds += perf_counter() - began
-    return outputs, seconds
+def run(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[list[RequestOutput], float]:
+    """Outputs and seconds. A few tokens of each are decoded before the clock starts, so that its prompt is in
+    the prefix cache, and costs and acceptance have been seen."""
+    llm.generate(prompts, SamplingParams(max_tokens=_WARM_UP, temperature=0.0))
+    began = perf_counter()
+    outputs = llm.generate(prompts, params)
+    return outputs, perf_counter() - began
 
 
 def result(
@@ -130,20 +125,21 @@ def measure(drafter: str, repeat: int, args: argparse.Namespace) -> list[Result]
         max_tokens=args.tokens, temperature=args.temperature, seed=7, ignore_eos=args.ignore_eos
     )
     options = {"mode": "autoregressive"} if drafter == "none" else {"draft": drafter}
-    with LLM(dtype=args.dtype, max_num_seqs=max(args.batches), **options) as llm:
-        for workload, questions in workloads(args.data).items():
-            most = max(args.prompts, *args.batches)
-            prompts = _encoded(llm, questions, most, args.longest)
-            for batch in args.batches:
-                outputs, seconds = run(llm, prompts[: max(args.prompts, batch)], params, batch)
+    for batch in args.batches:
+        with LLM(dtype=args.dtype, max_num_seqs=batch, **options) as llm:
+            for workload, questions in workloads(args.data).items():
+                if workload not in args.workloads:
+                    continue
+                prompts = _encoded(llm, questions, max(args.prompts, args.rounds * batch), args.longest)
+                outputs, seconds = run(llm, prompts, params)
                 results.append(result(drafter, workload, batch, repeat, outputs, seconds))
-        for each in llm.lanes.drafters:
-            print(
-                f"{drafter}: {each.name}: {each.weight_bytes} bytes of weights, per token "
-                f"{each.kv_bytes_per_token} of KV and {each.feature_bytes_per_token} of hidden states; "
-                f"{each.share_of_step or 0.0:.1%} of the time",
-                file=sys.stderr,
-            )
+            for each in llm.lanes.drafters:
+                print(
+                    f"{drafter}: {each.name}: {each.weight_bytes} bytes of weights, per token "
+                    f"{each.kv_bytes_per_token} of KV and {each.feature_bytes_per_token} of hidden states; "
+                    f"{each.share_of_step or 0.0:.1%} of the time",
+                    file=sys.stderr,
+                )
     return results
 
 
@@ -161,7 +157,7 @@ def acceptance(args: argparse.Namespace) -> list[Result]:
             with LLM(dtype=args.dtype, max_num_seqs=1, **options) as llm:
                 for category, names in tqdm(CATEGORIES.items(), desc=f"{drafter} {length}", leave=False):
                     prompts = _encoded(llm, held_out(args.data, names), args.prompts, args.longest)
-                    outputs, seconds = run(llm, prompts, params, 1)
+                    outputs, seconds = run(llm, prompts, params)
                     results.append(result(f"{drafter} k={length}", category, 1, 0, outputs, seconds))
     return results
 
@@ -212,7 +208,9 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[3, 5])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--prompts", type=int, default=8, help="per workload; more where a batch is larger")
+    parser.add_argument("--prompts", type=int, default=8, help="per workload, at least")
+    parser.add_argument("--rounds", type=int, default=3, help="prompts per request of a batch")
+    parser.add_argument("--workloads", nargs="+", default=list(workloads(Path())), help="by name")
     parser.add_argument("--longest", type=int, default=1500, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--ignore-eos", action="store_true")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from math import exp
 
 import pytest
 
+from paceline.core.combined import Rest
 from paceline.core.draft_cost import DraftCost, Pace
 from paceline.core.ensemble import Ensemble, Merged
 from paceline.core.recent import AS_USUAL
@@ -172,12 +174,64 @@ def test_survival_counts_what_others_do_not_cover() -> None:
 def test_a_token_is_worth_more_where_steps_bring_few() -> None:
     pace, now = Pace(), 0.0
     for _ in range(60):
-        now += 2.0
-        pace.on_step(1.0, now)
+        now += 1.25
+        pace.on_step(1.0, 1.0, now)
         pace.on_tokens("slow", 1)
         pace.on_tokens("fast", 4)
-    assert pace.worth("slow", 2, 1.0) == pytest.approx(1.0, rel=0.05)
-    assert pace.worth("fast", 2, 1.0) == pytest.approx(0.25, rel=0.05)
+    assert pace.worth("slow", 2, 1.0) == pytest.approx(1.25 / 2, rel=0.05)
+    assert pace.worth("fast", 2, 1.0) == pytest.approx(1.25 / 8, rel=0.05)
     pace.on_other(now + 100.0)
-    pace.on_step(1.0, now + 102.0)
-    assert pace.worth("slow", 2, 1.0) == pytest.approx(1.0, rel=0.05), "what was between does not count"
+    pace.on_step(1.0, 1.0, now + 101.25)
+    assert pace.worth("slow", 2, 1.0) == pytest.approx(1.25 / 2, rel=0.05), "what was between does not count"
+
+
+def test_no_token_is_worth_more_than_it_takes_without_guesses() -> None:
+    """Steps made long by guesses in vain are no reason for more of them."""
+    pace, now = Pace(), 0.0
+    for _ in range(60):
+        now += 8.2
+        pace.on_answer(1.0)
+        pace.on_step(1.0, 7.0, now)
+        pace.on_tokens("r", 1)
+    assert pace.worth("r", 4, 1.0) == pytest.approx(1.2 / 4, rel=0.05)
+
+
+def test_what_guessing_takes_is_the_drafters_time_and_what_the_policy_adds_to_a_step() -> None:
+    pace, now = Pace(), 0.0
+    for step in range(40):
+        guessing = step % 2 == 1
+        now += 1.1 + (0.5 if guessing else 0.0)
+        if guessing:
+            pace.on_answer(0.3)
+        pace.on_step(1.0, 1.0, now)
+        pace.on_tokens("r", 1)
+        if step > 20:
+            assert pace.drafting_s == pytest.approx(0.5 if guessing else 0.0, abs=0.02)
+
+
+def test_drafters_rest_longer_and_longer_while_guessing_does_not_pay_and_not_once_it_does() -> None:
+    rest = Rest()
+    asked = [not rest.on_step(0.0, 1.0, 10.0) for _ in range(120)]
+    assert asked[:3] == [True] * 3
+    assert sum(asked[60:]) < 20, "rarely, in the end"
+    rests = "".join("x" if one else "." for one in asked).replace("x", " ").split()
+    assert [len(one) for one in rests][:3] == [4, 8, 16]
+    while not all([not rest.on_step(2.0, 1.0, 10.0) for _ in range(20)]):
+        pass
+    assert all(not rest.on_step(0.0, 0.1, 10.0) for _ in range(20)), "what takes so little is no loss"
+
+
+def test_one_request_that_goes_wrong_is_believed_less_than_the_others() -> None:
+    ensemble = Ensemble(1)
+    for step in range(200):
+        for name in ("good", "bad"):
+            merged = Merged()
+            ensemble.take(merged, name, 0, ([1], [-1], [-0.2]), -float("inf"))
+            ensemble.judge(merged, name, [1 if name == "good" or step < 100 else 2])
+    chances = {}
+    for name in ("good", "bad"):
+        merged = Merged()
+        ensemble.take(merged, name, 0, ([1], [-1], [-0.2]), -float("inf"))
+        chances[name] = exp(merged.tree.values[0])
+    assert chances["good"] > 0.9
+    assert chances["bad"] < 0.5

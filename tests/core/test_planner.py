@@ -54,8 +54,16 @@ def test_more_tokens_never_cost_less(passes: list[tuple[int, float]]) -> None:
     assert [cost.between(least, least + 40) for least in (1, 30, 70)] == [
         costs[least - 1 : least + 40] for least in (1, 30, 70)
     ]
-    sizes = [tokens for tokens, _ in passes]
-    assert costs[max(sizes) - 1] == pytest.approx(cost._seen[max(sizes)])
+
+
+def test_a_size_that_was_lucky_looks_no_cheaper_than_the_sizes_beside_it() -> None:
+    cost = PassCost()
+    for size in (8, 16, 32):
+        for _ in range(5):
+            cost.learn(size, 10.0 + size)
+    cost.learn(17, 20.0)
+    assert 0.5 < cost.of(20) - cost.of(16) < 6.0
+    assert cost.of(17) - cost.of(16) > 0.1
 
 
 def test_one_disturbed_size_makes_no_other_dear_for_ever() -> None:
@@ -74,6 +82,21 @@ def test_between_two_sizes_that_were_seen_the_cost_is_between_theirs() -> None:
         cost.learn(size, seconds)
     assert all(10.0 <= cost.of(size) <= 20.0 for size in range(1, 9))
     assert all(20.0 <= cost.of(size) <= 22.0 for size in range(8, 65))
+
+
+def test_a_longer_context_is_priced_and_little_variation_of_it_is_no_reason_for_wild_prices() -> None:
+    cost = PassCost()
+    for context in range(1000, 5000, 40):
+        for size in (1, 4, 16):
+            cost.learn(size, 10.0 + size + 0.001 * context, context)
+    cost.learn(4, 14.0 + 1.0, 1000)
+    assert cost.of(16) == pytest.approx(27.0, rel=0.1)
+    cost = PassCost()
+    for step in range(100):
+        cost.learn(16, 20.0 + 0.01 * step, 4000 + step)  # slower by and by, and longer
+    for context in (250, 100_000):
+        cost.learn(1, 9.0, context)
+        assert 10.0 <= cost.of(16) <= 42.0
 
 
 def test_before_anything_was_measured_all_is_allowed() -> None:

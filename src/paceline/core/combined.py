@@ -24,6 +24,10 @@ _MARGIN = 1.05
 _PROBE_SHARE = 0.01
 """Of the time, to look whether a drafter that is not asked has become worth it. A look in vain halves it."""
 _LEAST_WAIT = 16
+_STEPS_BETWEEN = 4
+_REST_MEMORY = 0.8
+_SHORT_REST, _LONG_REST = 4, 16
+"""Steps between two rests, at least, and of a rest; each in vain doubles the next."""
 _MOST_VAIN = 2
 
 
@@ -32,7 +36,8 @@ class _Known:
     """Of one drafter. waited: steps in which it was there and not asked.  vain: looks at it in a row that did
     not pay.  worth: whether it was worth asking the last time.  cheap: so that it is not weighed.  look_s:
     what the look at it in this step takes, 0 = there is none.  brought_s: what guesses saved that no other
-    drafter had.  again: whether the last look paid, so that the next comes at once."""
+    drafter had, less what verifying them took.  again: whether the last look paid, so that the next comes at
+    once."""
 
     survival: Survival = field(default_factory=Survival)
     waited: int = 0
@@ -51,6 +56,35 @@ class _Known:
             self.look_s = self.brought_s = 0.0
 
 
+class Rest:
+    """Drafters are left alone for some steps when guesses of late saved less than guessing took: what many
+    requests' guesses take besides the drafters' own seconds would be lost otherwise."""
+
+    def __init__(self) -> None:
+        self._saved_s = self._spent_s = 0.0
+        self._steps = 0
+        self._left, self._length = 0, _SHORT_REST
+
+    def on_step(self, saved_s: float, spent_s: float, plain_s: float) -> bool:
+        """What verified guesses were expected to save in the last step, and what guessing took. Returns
+        whether nobody is asked in the next."""
+        if self._left:
+            self._left -= 1
+            return self._left > 0
+        self._saved_s = _REST_MEMORY * self._saved_s + saved_s
+        self._spent_s = _REST_MEMORY * self._spent_s + spent_s
+        self._steps += 1
+        if self._steps < _STEPS_BETWEEN:
+            return False
+        if self._saved_s >= self._spent_s or spent_s < _CHEAP * plain_s:
+            self._length = _SHORT_REST
+            return False
+        self._left, self._length = self._length, min(2 * self._length, _LONG_REST)
+        self._saved_s = self._spent_s = 0.0
+        self._steps = 0
+        return True
+
+
 class Combined:
     """A step is to save most time: what its tokens are worth (`core.draft_cost.Pace`) less what it takes."""
 
@@ -62,12 +96,14 @@ class Combined:
         self._queue: list[int] = []
         self._worth: dict[str, float] = {}  # of a token of each request, in seconds; empty = not known
         self._place_s = 0.0
+        self._rest = Rest()
+        self._saved_s = 0.0
 
     # ------------------------------------------------------------ what is asked
 
     def begin(self, step: Sequence[Drafted], drafters: Sequence[int]) -> None:
         target, requests, pace = self._costs.target, len(step), self._costs.pace
-        self._worth = {}
+        self._worth, plain_s = {}, 0.0
         if target.known:
             plain_s, wide = target.of(requests), _WIDE * requests
             self._place_s = (target.of(requests + wide) - plain_s) / wide
@@ -76,7 +112,12 @@ class Combined:
                 worth = self._worth[name] = pace.worth(name, requests, plain_s)
                 if each.free and self._place_s > 0.0:
                     each.floor = log(0.5 * self._place_s / worth)
+        rests = bool(self._worth) and self._rest.on_step(self._saved_s, pace.drafting_s, plain_s)
+        self._saved_s = 0.0
         drafts = self._costs.drafts
+        if rests and all(each.free for each in step):
+            self._queue = []
+            return
         self._queue = sorted(drafters, key=lambda drafter: drafts[drafter].of(1, 1, 1, 1))
         for drafter in drafters:
             self._known[drafter].on_step()
@@ -168,6 +209,7 @@ class Combined:
 
     def on_answer(self, ask: Ask, seconds: float) -> None:
         ask.teach(self._costs.drafts[ask.drafter], seconds)
+        self._costs.pace.on_answer(seconds)
 
     # ------------------------------------------------------------ what is verified
 
@@ -190,9 +232,24 @@ class Combined:
             saved -= worth
             if saved - costs[count] > most:
                 most, at_best = saved - costs[count], count
+        self._saved_s = most
         for _, place in ranked[:at_best]:
             counts[place] += 1
-        return [nodes[:count] for nodes, count in zip(best, counts, strict=True)]
+        kept = [nodes[:count] for nodes, count in zip(best, counts, strict=True)]
+        self._charge_looks(step, kept)
+        return kept
+
+    def _charge_looks(self, step: Sequence[Drafted], kept: list[list[int]]) -> None:
+        """With the places in the pass of guesses that nobody else had."""
+        for drafter, known in enumerate(self._known):
+            if known.look_s:
+                only = 1 << drafter
+                places = sum(
+                    each.merged.proposers[node] == only
+                    for each, nodes in zip(step, kept, strict=True)
+                    for node in nodes
+                )
+                known.brought_s -= places * self._place_s
 
     # ------------------------------------------------------------ what is learnt
 

@@ -95,43 +95,67 @@ class Pace:
     """What a token is worth: the seconds after which the request's next ones would bring it anyway.
 
     All tokens of a request have to come, those of slow places by slow steps. So one more is worth most where
-    steps bring few: a request's share of a step, over the tokens that a step brought, in the mean over its
-    last few steps.
+    steps bring few: a request's share of its last few steps, over the tokens that they brought. It is never
+    worth more than it would take without guesses: else steps that guesses in vain make long would be a
+    reason for more of them.
     """
 
     def __init__(self) -> None:
-        self._stretch: float | None = (
-            None  # a step's seconds, all between two passes included, per plain pass
-        )
-        self._usual = 0.7
-        self._steps: dict[str, float] = {}  # per token
+        self._usual = (1.0, 1.4)  # of a step: its seconds per those of a plain pass, and a request's tokens
+        self._steps: dict[str, tuple[float, float]] = {}
+        self._stretch = 1.0  # of the newest step
+        self.drafting_s = 0.0
+        """What guessing took in the newest step, as far as is known: drafters, and the policy's own work."""
+        self._gap_s: float | None = None  # of a step, what neither its pass nor drafters take
+        self._plain_gap_s: float | None = None  # the same where no drafter was asked
+        self._drafted_s = 0.0
         self._ended: float | None = None
 
-    def on_step(self, plain_s: float, now: float) -> None:
-        """A pass over requests none of which reads its prompt is over. plain_s: of one over their roots
-        alone, 0 = not known."""
+    def on_answer(self, seconds: float) -> None:
+        """A drafter took so long."""
+        self._drafted_s += seconds
+
+    def on_step(self, plain_s: float, pass_s: float, now: float) -> None:
+        """A pass of `pass_s` over requests none of which reads its prompt is over. plain_s: of one over their
+        roots alone, 0 = not known. Its tokens are told next."""
         if self._ended is not None and now > self._ended and plain_s > 0.0:
-            stretch = (now - self._ended) / plain_s
-            if self._stretch is not None:
-                stretch = self._stretch + _NEWEST * (min(stretch, _DISTURBED * self._stretch) - self._stretch)
-            self._stretch = stretch
-        self._ended = now
+            gap_s = max(now - self._ended - pass_s - self._drafted_s, 0.0)
+            if self._drafted_s:
+                self._gap_s = gap_s = _nearer(self._gap_s, gap_s)
+                plain_gap_s = gap_s if self._plain_gap_s is None else self._plain_gap_s
+                self.drafting_s = self._drafted_s + max(gap_s - plain_gap_s, 0.0)
+            else:
+                self._plain_gap_s = gap_s = _nearer(self._plain_gap_s, gap_s)
+                self.drafting_s = 0.0
+            self._stretch = (pass_s + self._drafted_s + gap_s) / plain_s
+        self._ended, self._drafted_s = now, 0.0
 
     def on_other(self, now: float | None) -> None:
         """Another pass is over, or, None, nothing goes on."""
-        self._ended = now
+        self._ended, self._drafted_s = now, 0.0
 
     def on_tokens(self, request_id: str, count: int) -> None:
-        before, steps = self._steps.get(request_id, self._usual), 1.0 / max(count, 1)
-        self._steps[request_id] = before + _NEWEST * (steps - before)
-        self._usual += _USUAL * (steps - self._usual)
+        newest = self._stretch, float(count)
+        self._steps[request_id] = _moved(self._steps.get(request_id, self._usual), newest, _NEWEST)
+        self._usual = _moved(self._usual, newest, _USUAL)
 
     def forget(self, request_id: str) -> None:
         self._steps.pop(request_id, None)
 
     def worth(self, request_id: str, requests: int, plain_s: float) -> float:
         """Of a token of one of so many requests, in seconds."""
-        return (self._stretch or 1.0) * plain_s / requests * self._steps.get(request_id, self._usual)
+        stretch, tokens = self._steps.get(request_id, self._usual)
+        gap_s = self._plain_gap_s if self._plain_gap_s is not None else self._gap_s or 0.0
+        return min(stretch / tokens * plain_s, plain_s + gap_s) / requests
+
+
+def _nearer(before: float | None, seconds: float) -> float:
+    """The mean of late, moved; what was disturbed from outside moves it little."""
+    return seconds if before is None else before + _NEWEST * (min(seconds, _DISTURBED * before) - before)
+
+
+def _moved(mean: tuple[float, float], newest: tuple[float, float], weight: float) -> tuple[float, float]:
+    return mean[0] + weight * (newest[0] - mean[0]), mean[1] + weight * (newest[1] - mean[1])
 
 
 @dataclass(slots=True)

@@ -155,7 +155,7 @@ class DraftLane:
         if self._policy.planned:  # else nobody asks for costs
             target = self._costs.target
             target.learn(tokens, seconds, context)
-            self._costs.pace.on_step(target.of(requests) if target.known else 0.0, now)
+            self._costs.pace.on_step(target.of(requests) if target.known else 0.0, seconds, now)
 
     def on_other_pass(self, now: float) -> None:
         """One that read prompts."""

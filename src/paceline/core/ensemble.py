@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import exp
 
 from paceline.core.acceptance import Logistic, Reliability, log_odds, log_sigmoid, sigmoid
-from paceline.core.recent import Late, LateSlopes, Recent
+from paceline.core.recent import LateSlopes, Recent
 from paceline.core.token_tree import ROOT, TokenTree
 
 Guesses = tuple[Sequence[int], Sequence[int], Sequence[float]]
@@ -94,6 +94,7 @@ class Ensemble:
         tree, bit, late = merged.tree, 1 << drafter, self.recent.of(request_id)[drafter]
         tokens, _, scores = proposal
         slope, start, starts = self._alone[drafter].line()
+        start += self.recent.correction(request_id, drafter)
         first, later = (start + self._late[drafter].odds(late, depth) for depth in (1, 2))
         raws = list(map(log_odds, scores)) if any(scores) else [0.0] * len(scores)
         said = merged.said[drafter] = {}
@@ -141,7 +142,8 @@ class Ensemble:
     ) -> tuple[list[int], int | None]:
         """Returns the nodes below which drafters may have met, and where first choices were cut."""
         tree, bit, late = merged.tree, 1 << drafter, self.recent.of(request_id)[drafter]
-        late_odds = [self._late[drafter].odds(late, depth) for depth in (1, 2)]
+        correction = self.recent.correction(request_id, drafter)
+        more = [self._late[drafter].odds(late, depth) + correction for depth in (1, 2)]
         odds_of, says = self._alone[drafter].odds, any(proposal[2])
         said = merged.said.setdefault(drafter, {})
         place: list[int] = []
@@ -157,7 +159,7 @@ class Ensemble:
                 continue
             depth = tree.depth(above) + 1
             raw = log_odds(score) if says else 0.0
-            odds = odds_of(raw, rank, depth, late_odds[depth > 1])
+            odds = odds_of(raw, rank, depth, more[depth > 1])
             node = tree.child(above, token)
             if node is None:
                 score = log_sigmoid(odds)
@@ -212,7 +214,7 @@ class Ensemble:
         """tokens: committed below the root."""
         self._turn += 1
         if self._turn % self._stride == 0:
-            self._learn(merged, self.recent.of(request_id), tokens)
+            self._learn(merged, request_id, tokens)
         tree, proposers = merged.tree, merged.proposers
         answered = 0
         for node in tree.children(ROOT):
@@ -229,7 +231,7 @@ class Ensemble:
             above = below
         self.recent.count(request_id, counts)
 
-    def _learn(self, merged: Merged, lates: Sequence[Late], tokens: Sequence[int]) -> None:
+    def _learn(self, merged: Merged, request_id: str, tokens: Sequence[int]) -> None:
         tree, proposers = merged.tree, merged.proposers
         above: int | None = ROOT
         for depth, token in enumerate(tokens, 1):
@@ -243,14 +245,14 @@ class Ensemble:
                 accepted = tree.tokens[node] == token
                 above = node if accepted else above
                 if merged.rank[node] < _JUDGED_RANKS:
-                    self._judge_node(merged, node, depth, there, lates, accepted=accepted)
+                    self._judge_node(merged, node, depth, there, request_id, accepted=accepted)
             if above is None:
                 break
 
     def _judge_node(
-        self, merged: Merged, node: int, depth: int, there: int, lates: Sequence[Late], *, accepted: bool
+        self, merged: Merged, node: int, depth: int, there: int, request_id: str, *, accepted: bool
     ) -> None:
-        rank, own = merged.rank[node], merged.proposers[node]
+        rank, own, lates = merged.rank[node], merged.proposers[node], self.recent.of(request_id)
         members = self._members[own]
         probability = exp(merged.tree.scores[node])
         for drafter in members:  # whoever else says so: its guesses are weighed before others are asked
@@ -259,6 +261,8 @@ class Ensemble:
             error = accepted - sigmoid(odds)
             self._alone[drafter].update(raw, rank, depth, error)
             self._late[drafter].update(lates[drafter], depth, error)
+            if rank == 0:
+                self.recent.correct(request_id, drafter, error)
         if own != there or len(members) > 1:
             model = self._model(own, there)
             model.update(merged.signal[node], rank, depth, accepted - probability)
