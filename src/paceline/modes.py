@@ -74,8 +74,11 @@ MODES = {
 _WITHOUT_A_NAME = {"serial": "serial-chain", "disaggregated": "overlapped"}
 
 
-def mode_of(config: Config, *, own_drafter: bool = False) -> Mode:
+def mode_of(
+    config: Config, *, own_drafter: bool = False, drafters: Sequence[NamedDrafter] | None = None
+) -> Mode:
     """The mode asked for, or the best known for the placement. own_drafter: it is an object of the caller's.
+    drafters: those there are, None = those that `config` names.
 
     Raises ConfigError for a contradiction.
     """
@@ -88,7 +91,7 @@ def mode_of(config: Config, *, own_drafter: bool = False) -> Mode:
             f"groups.mode is {mode.name}, which runs draft and target at the same time, but groups.placement "
             "is serial: leave placement out, or choose disaggregated."
         )
-    drafters = drafters_of(config, own_drafter=own_drafter)
+    drafters = drafters_of(config, own_drafter=own_drafter) if drafters is None else drafters
     _check_none(config, mode, drafters)
     _check_grows(config, mode, drafters)
     _check_tree(config, mode, drafters)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 import click
+from click.core import ParameterSource
 
 from paceline.config import OPTION_PATHS, Config, Device, Dtype, Growth, Mode, Placement, load_config, to_toml
 from paceline.core.params import SamplingParams
@@ -105,6 +106,15 @@ def _decorate(function: Function, options: Sequence[Callable[[Any], Any]]) -> Fu
     for option in reversed(options):
         decorated = option(decorated)
     return cast(Function, decorated)
+
+
+def refuse_unused(used: Collection[str], about: str) -> None:
+    """Raises ConfigError for an option that was given to the command that runs and is none of `used`."""
+    context = click.get_current_context(silent=True)
+    for parameter in context.command.params if context else ():
+        given = context is not None and context.get_parameter_source(parameter.name or "")
+        if given is ParameterSource.COMMANDLINE and parameter.name not in used:
+            raise ConfigError(f"{parameter.opts[0]} says nothing about {about}: leave it out.")
 
 
 def config_of(values: dict[str, Any]) -> Config:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 import paceline
+from paceline.cli._options import refuse_unused
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run(name: str, values: Mapping[str, Any]) -> None:
     from paceline.sim.acceptance import read_traces
     from paceline.sim.figures import figure
 
-    _refuse_what_says_nothing()
+    refuse_unused(_USED, "a figure of a study")
     sets = [read_traces(path) for path in _paths([*values["traces"], *values["more_traces"]])]
     rows: list[Row] = []
     printed = not values.get("json_output")
@@ -53,15 +53,6 @@ def run(name: str, values: Mapping[str, Any]) -> None:
         click.echo("\n" + _said(rows))
     if values.get("check"):
         _check(name, verdict)
-
-
-def _refuse_what_says_nothing() -> None:
-    """Options of other simulations."""
-    context = click.get_current_context(silent=True)
-    for parameter in context.command.params if context else ():
-        given = context is not None and context.get_parameter_source(parameter.name or "")
-        if given is ParameterSource.COMMANDLINE and parameter.name not in _USED:
-            raise ConfigError(f"{parameter.opts[0]} says nothing about a figure of a study: leave it out.")
 
 
 def _check(name: str, verdict: bool | None) -> None:

@@ -50,7 +50,9 @@ class SimDrafter(Drafter, Protocol):
         """A request that it may be asked about."""
         ...
 
-    def leaves(self, request_id: str) -> None: ...
+    def leaves(self, request_id: str) -> None:
+        """It has been told that the request is over."""
+        ...
 
 
 def model_free(name: str, options: SpeculationConfig, costs: DraftTime) -> SimDrafter | None:
@@ -180,7 +182,7 @@ class RecordedDrafter:
         """The record says it all."""
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Forgotten when it leaves: it may only have been preempted."""
+        """Forgotten when it leaves."""
 
 
 def recorded(request: SimRequest, name: str) -> DrafterTrace:
@@ -215,8 +217,11 @@ class RecordedCandidates:
     hits, leaf_hits, misses: where commits of one or more tokens have landed in its trees.
     """
 
-    def __init__(self, name: str, costs: DraftTime, meter: Meter) -> None:
+    def __init__(self, name: str, costs: DraftTime, meter: Meter, with_root: int = 0) -> None:
+        """with_root: so many tokens before a root are read by the pass that expands it; more have a pass of
+        their own."""
         self.needs = DrafterNeeds(name, ingests_prompts=True)
+        self._with_root = with_root
         self.passes = 0
         self.hits = self.leaf_hits = self.misses = 0
         self._costs = costs
@@ -247,7 +252,7 @@ class RecordedCandidates:
     def advance(self, sequences: Sequence[DraftSequence]) -> bool:
         """All of it in one pass: the time is what its tokens take."""
         missing = {each.request_id: len(each.tokens) - 1 - each.num_held for each in sequences}
-        reading = [each for each in sequences if missing[each.request_id] > 0]
+        reading = [each for each in sequences if missing[each.request_id] > self._with_root]
         if not reading:
             return False
         unread = sum(missing[each.request_id] for each in reading)
@@ -321,9 +326,10 @@ class RecordedTree(TreeDrafter):
         keep_tree: bool = True,
         top_up: bool = False,
         thrifty: bool = False,
+        with_root: int = 0,
     ) -> None:
         self.meter = Meter()
-        self.candidates = RecordedCandidates(name, costs, self.meter)
+        self.candidates = RecordedCandidates(name, costs, self.meter, with_root)
         super().__init__(
             self.candidates, rule, keep_tree=keep_tree, top_up=top_up, thrifty=thrifty, clock=self.meter
         )

@@ -112,6 +112,12 @@ class _Place:
                 stats.num_misses += found.misses
 
 
+def _forget(drafter: SimDrafter, work: Release) -> None:
+    """A drafter may still guess for a request that ended a moment ago, until it hears of it."""
+    for request_id in work.request_ids:
+        drafter.leaves(request_id)
+
+
 class InTurn(_Place):
     """One thing after the other, in the order in which it was asked for."""
 
@@ -161,6 +167,7 @@ class InTurn(_Place):
                 case Release():
                     for drafter in self._drafters:
                         released(drafter, work)
+                        _forget(drafter, work)
 
     def _free(self) -> None:
         """Before the answer is given, so that what is asked next is not held up; what waits comes first."""
@@ -282,6 +289,8 @@ class Apart(_Place):
         asked = isinstance(work, GrowDrafts)
         self.questions += asked
         self._do(partial(self._service.apply, work), asked=asked)
+        if isinstance(work, Release):
+            _forget(self._drafters[0], work)
 
     def _do(self, job: Callable[[], DraftDone | NodesDrafted | None], *, asked: bool = False) -> None:
         before = self._meter.now

@@ -267,8 +267,6 @@ class _Run:
         del self._open[delta.request_id]
         self._outcomes.append(_outcome(open_, delta, now))
         self._target.leaves(delta.request_id)
-        for drafter in self._drafters:
-            drafter.leaves(delta.request_id)
         if not self._open:
             self._idle_since = now
         if self._progress is not None:
