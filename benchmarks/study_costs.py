@@ -40,7 +40,7 @@ def read(paths: Sequence[Path]) -> Decoded:
     found: Decoded = {}
     for path in paths:
         traces = read_traces(path)
-        dataset = dataset_of(traces.name)
+        dataset = dataset_of(traces)
         if dataset is None:
             raise SystemExit(f"{path}: nothing was measured on such a data set")
         found[dataset] = decoded(traces.requests, SETTINGS)

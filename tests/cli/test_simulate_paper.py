@@ -103,6 +103,13 @@ def test_no_traces_anywhere(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "give --traces FILE" in result.stderr
 
 
+def test_files_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    paths = [str(traces(folder, "t.jsonl", LINE)) for folder in (tmp_path, tmp_path / "other")]
+    result = run("simulate", "--paper", "figure10", "--traces", *paths)
+    assert all(f"{path}: 1 requests" in result.stdout for path in paths)
+
+
 @needs_traces
 def test_the_switch(run: Run) -> None:
     arguments = ["simulate", "--paper", "figure12", "--traces", str(published("gsm8k")), "--json", "--check"]

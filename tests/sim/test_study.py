@@ -117,8 +117,9 @@ def test_chance_found_is_counted_for_other_data_sets() -> None:
 
 
 def test_names_of_data_sets() -> None:
-    assert dataset_of("acceptance_llama3.1-8b_GSM8K") == "gsm8k"
-    assert dataset_of("mine") is None
+    assert dataset_of(TraceSet("acceptance_llama3.1-8b_GSM8K", None, ())) == "gsm8k"
+    assert dataset_of(TraceSet("mine", None, ())) is None
+    assert dataset_of(TraceSet("gsm8k", {"target": "mine"}, ())) is None
 
 
 # ---------------------------------------------------------------- the published values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,10 @@ def run(name: str, values: Mapping[str, Any]) -> None:
     from paceline.sim.figures import figure
 
     refuse_unused(_USED, "a figure of a study")
-    sets = [read_traces(path) for path in _paths([*values["traces"], *values["more_traces"]])]
+    paths = _paths([*values["traces"], *values["more_traces"]])
+    sets = [read_traces(path) for path in paths]
+    if len({traces.name for traces in sets}) < len(sets):
+        sets = [replace(traces, name=str(path)) for traces, path in zip(sets, paths, strict=True)]
     rows: list[Row] = []
     printed = not values.get("json_output")
     for row in figure(name, sets, charge=values.get("draft_charge") or "published"):  # type: ignore[arg-type]

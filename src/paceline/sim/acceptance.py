@@ -240,10 +240,11 @@ def _check(request: RequestTrace, where: str, *, own: bool) -> None:
                 f"{said}: acc_len has {length} entries and generated_token_ids {len(request.output)}: they "
                 "must agree. Record this request again, or delete the line."
             )
-        if trace.accepted and min(trace.accepted) < 1:
+        beyond = next((each for each in trace.accepted if not 1 <= each <= _MOST_TOKEN), None)
+        if beyond is not None:
             raise ConfigError(
-                f"{said}: acc_len holds {min(trace.accepted)}: a step emits at least 1 token. Count the "
-                "bonus token in."
+                f"{said}: acc_len holds {shown(beyond)}: a step emits from 1 to {_MOST_TOKEN} tokens, "
+                "the bonus token counted in. Record this request again, or delete the line."
             )
         _check_details(trace, said)
 

@@ -59,9 +59,11 @@ class Row:
         return all(abs(each) <= self.within.most for each in self.differences)
 
 
-def dataset_of(name: str) -> str | None:
-    """The published data set that a file's name speaks of."""
-    return next((each for each in DATASETS if each in name.lower()), None)
+def dataset_of(traces: TraceSet) -> str | None:
+    """The published data set that a file's name speaks of. Records with a header are of another run."""
+    if traces.header is not None:
+        return None
+    return next((each for each in DATASETS if each in traces.name.lower()), None)
 
 
 def figure(
@@ -95,7 +97,7 @@ def _settings(traces: TraceSet, lengths: Sequence[int | None]) -> list[Setting]:
 
 
 def _simulated(traces: TraceSet, *, combined: bool, charge: Charge) -> Iterator[Row]:
-    dataset = dataset_of(traces.name)
+    dataset = dataset_of(traces)
     settings = _settings(traces, _LENGTHS)
     if combined and _head(traces):
         settings.append(Setting(COMBINED, None))
@@ -120,7 +122,7 @@ def _simulated(traces: TraceSet, *, combined: bool, charge: Charge) -> Iterator[
 
 
 def _measured(traces: TraceSet, costs: CostModel) -> Iterator[Row]:
-    dataset = dataset_of(traces.name)
+    dataset = dataset_of(traces)
     settings = [Setting(NGRAM, 3), Setting(NGRAM, 5)]
     head = _head(traces)
     if head:
