@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from paceline.sim.acceptance import TraceSet
     from paceline.sim.figures import Row
 
-FIGURES = ("figure1", "figure10", "figure12")
-CHARGES = ("published", "winner", "always")
-
 _ABOUT = {
     "figure1": "measured with vLLM; ours predicted from what n-grams really match",
     "figure10": "as the study's own simulator has it",
