@@ -45,15 +45,15 @@ def test_arrivals_are_the_same_for_all_and_have_the_rate() -> None:
 def test_contenders() -> None:
     base = load_config(options={"num_speculative_tokens": 5, "mode": "serial-chain"})
     plain, five, two, tree = contenders_of(
-        ["none", "ngram", "ngram:k=2,prompt_lookup_max=3", "ngram+suffix:prefix_cache=true"], base, LOADS
+        ["none", "ngram", "ngram:k=2,prompt_lookup_max=3", "ngram+suffix:prefix_cache=false"], base, LOADS
     )
     assert (plain.config.groups.mode, plain.max_guesses) == ("autoregressive", 0)
     assert plain.config.speculation.num_speculative_tokens is None
     assert (five.max_guesses, two.max_guesses) == (5, 2)
     assert two.config.speculation.prompt_lookup_max == 3
     assert all(each.config.scheduler.max_num_seqs == 32 for each in (plain, five, two, tree))
-    assert not plain.config.scheduler.prefix_cache
-    assert tree.config.scheduler.prefix_cache
+    assert plain.config.scheduler.prefix_cache
+    assert not tree.config.scheduler.prefix_cache
 
 
 @pytest.mark.parametrize(

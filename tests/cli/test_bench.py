@@ -80,6 +80,19 @@ def test_a_matrix_its_checks_and_its_report(tmp_path: Path, common: list[str]) -
     assert "passed: outputs equal those without speculation" in result.stdout
 
 
+def test_a_drafter_beside_the_target(tmp_path: Path, common: list[str], model: Path) -> None:
+    """Its time is no part of the sum; the options of a drafter stand behind a colon."""
+    beside = f"{model}:mode=overlapped,draft_dtype=float32"
+    options = [*common, "--drafters", f"none,{beside}", "--batch", "1", "--no-html", "--check"]
+    result = bench(*options)
+    assert result.exit_code == 0, result.output
+    row = report(tmp_path)["rows"][1]
+    assert row["contender"] == beside
+    assert row["shares"]["draft"] == 0.0
+    assert row["shares"]["draft_beside"] > 0.0
+    assert row["memory"][1]["weight_bytes"] > 0
+
+
 def test_it_goes_on_where_it_was_and_measures_anew_what_changed(tmp_path: Path, common: list[str]) -> None:
     options = [*common, "--drafters", "ngram", "--batch", "1", "--no-html"]
     assert bench(*options).exit_code == 0
@@ -226,3 +239,8 @@ def test_the_embedded_model(tmp_path: Path) -> None:
     assert plain["output_tokens"] == ngram["output_tokens"] == 16
     assert plain["memory"][0]["kv_bytes_per_token"] > 0
     assert 0 < plain["shares"]["sample"] < plain["shares"]["verify"] < 1
+
+
+def test_prompts_are_computed_every_time_unless_asked_for() -> None:
+    assert "prefix_cache = false" in bench("--print-config").stdout
+    assert "prefix_cache = true" in bench("--print-config", "--set", "scheduler.prefix_cache=true").stdout

@@ -106,8 +106,7 @@ def _contender(name: str, base: Config, loads: Sequence[Load]) -> Contender:
     if most > base.scheduler.max_num_seqs:
         options["max_num_seqs"] = most
         options["max_batch_tokens"] = max(base.scheduler.max_batch_tokens, most)
-    # Every prompt recurs in every repeat and load: what is kept of it would be measured, not its computing.
-    config = with_options(base, {"prefix_cache": False, **options})
+    config = with_options(base, options)
     mode = mode_of(config, own_drafter=False)
     drafters_of(config)
     return Contender(name, config, 0 if match["draft"] == PLAIN else most_guesses(config, mode))

@@ -23,13 +23,16 @@ JSON = "report.json"
 
 
 class Bound(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A speed-up that something could reach at most, to be drawn beside what was reached. batch: None = at
-    every one."""
+    """A speed-up that something could reach at most, to be drawn beside what was: a `sim.bounds.Bound`
+    with the workload and the batch that it is of, None = every one."""
 
     name: str
     speedup: float
     workload: str | None = None
     batch: int | None = None
+    tokens_per_s: float | None = None
+    requests: int | None = None
+    charged: str | None = None
 
 
 class Report(Struct, kw_only=True):

@@ -16,7 +16,7 @@ from paceline.cli._options import (
     print_config,
     sampling_options,
 )
-from paceline.config import Config
+from paceline.config import Config, load_config
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PATH = click.Path(path_type=Path)
 _DRAFTERS = "none,auto"
+_NO_PREFIX_CACHE = "scheduler.prefix_cache=false"
+"""Every prompt recurs at every load: what is kept of it would be measured instead of its computing. `--set`
+goes before."""
 
 _MATRIX = [
     click.option(
@@ -104,7 +107,7 @@ def command(**values: Any) -> None:
     Drafters take turns, and outputs are compared with those without speculation. Finished cells are kept in
     DIR: stopped, the same command goes on where it was.
     """
-    base = config_of(values)
+    base = config_of({**values, "overrides": (_NO_PREFIX_CACHE, *values["overrides"])})
     if values["print_config"]:
         print_config(base)
         return
@@ -190,7 +193,7 @@ def _servers(base: Config, settings: Settings, values: dict[str, Any]) -> Sequen
 
     if values["drafters"] is not None:
         raise ConfigError("--drafters are engines of this process, --url is a server with its own: give one.")
-    if base != Config(model=base.model):
+    if base != load_config(None, [_NO_PREFIX_CACHE], {"model": base.model}):
         raise ConfigError(
             "an option says how an engine of this process decodes, but --url measures a server: leave it out."
         )
@@ -250,8 +253,11 @@ def _written(
 
 
 def _say(report: Report, others: int) -> None:
+    from paceline.bench.matrix import PLAIN
     from paceline.bench.page import throughput
 
+    if PLAIN not in report.contenders:
+        click.echo(f"without {PLAIN} among the contenders there are no speed-ups.", err=True)
     for cells in throughput(report):
         click.echo("| " + " | ".join(cells) + " |")
     for check in report.checks:
