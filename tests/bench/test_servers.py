@@ -157,6 +157,7 @@ def test_a_server_without_a_metrics_page() -> None:
     ("make", "message"),
     [
         (lambda: servers_of(["localhost:80"], "m", SETTINGS, None, 1.0), "give http://HOST:PORT"),
+        (lambda: servers_of(["http://a:many"], "m", SETTINGS, None, 1.0), "give http://HOST:PORT"),
         (lambda: servers_of(["http://a", "http://a/v1"], "m", SETTINGS, None, 1.0), "name each once"),
         (lambda: servers_of(["http://a"], "m", SETTINGS, "NO_SUCH_KEY", 1.0), "set it"),
         (lambda: servers_of(["http://a"], "m", SETTINGS, None, float("nan")), "--timeout is nan"),

@@ -52,6 +52,22 @@ def test_errors_in_a_stream(line: str, message: str) -> None:
         Stream().take(line, 0.0)
 
 
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": ["odd"], "usage": [1]},
+        {"choices": {"a": 1}, "usage": {"completion_tokens": "3"}},
+        {"choices": [{"delta": {"content": 5}}], "usage": {"completion_tokens": -1}},
+        {"metrics": {"speculative_decoding": {"num_spec_steps": "many"}}},
+    ],
+)
+def test_what_makes_no_sense_counts_for_nothing(chunk: object) -> None:
+    stream, record = Stream(), RequestRecord(prompt="p", arrival_s=0.0)
+    stream.take(f"data: {json.dumps(chunk)}", 1.0)
+    stream.write(record)
+    assert (record.tokens, record.chunk_times_s, record.speculation) == (None, [], None)
+
+
 def test_reasoning_is_text() -> None:
     stream, record = Stream(), RequestRecord(prompt="p", arrival_s=0.0)
     for delta in ({"reasoning_content": "hm "}, {"content": "yes"}, {"content": None}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.summary import by_tenth, rows_of
+from paceline.bench.summary import by_overlap, by_tenth, gains_by_overlap, rows_of
 from paceline.core.stats import SpeculationStats
 from paceline.sim.metrics import RequestTimes, Slo
 
@@ -62,6 +62,18 @@ def test_requests_are_compared_with_their_own_selves() -> None:
     assert [each.tpot_speedup for each in found.per_request] == pytest.approx([2.5, 5.0])
     assert [each.overlap for each in found.per_request] == [0.3, 0.3]
     assert [each.acceptance_length for each in found.per_request] == [2.5, 2.5]
+
+
+def test_gains_by_overlap() -> None:
+    plain = cell("none", [plain_request(), plain_request("p/1")])
+    rows = rows_of([plain, cell("ngram", [request(overlap=1.0), request("p/1", overlap=0.79)])], [])
+    pairs = gains_by_overlap(rows, "ngram", "batch 1")
+    assert pairs == [(1.0, pytest.approx(2.5)), (0.79, pytest.approx(2.5))]
+    assert by_overlap([(0.0, 1.0), (0.19, 2.0), (0.6, 4.0), (1.0, 5.0)]) == [
+        (0.0, 2, 1.5),
+        (0.6, 1, 4.0),
+        (0.8, 1, 5.0),
+    ]
 
 
 def test_along_the_output() -> None:

@@ -8,7 +8,7 @@ from statistics import geometric_mean
 
 from paceline.bench.matrix import PLAIN
 from paceline.bench.report import Report
-from paceline.bench.summary import Row
+from paceline.bench.summary import Row, by_overlap, gains_by_overlap
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem;
@@ -33,6 +33,7 @@ def page_of(report: Report, plots: dict[str, str]) -> str:
         *(f"<h2>{escape(title)}</h2>\n<div class='wide'>{svg}</div>" for title, svg in plots.items()),
         _section("Latency", _latency(report), _LATENCY_NOTE),
         _section("Acceptance", _acceptance(report), _ACCEPTANCE_NOTE),
+        _section("Speed-up by overlap", _overlaps(report), _OVERLAP_NOTE),
         _section("Where the time goes", _shares(report), _SHARES_NOTE),
         _section("Memory", _memory(report), _MEMORY_NOTE),
         f"<h2>Checks</h2>\n<ul>{''.join(_checks(report))}</ul>",
@@ -100,6 +101,10 @@ _ACCEPTANCE_NOTE = (
     "Length: tokens per verified draft, bonus included. Per step: the same, steps without a draft included. "
     "Rate: accepted over verified guesses. Joint: share of drafts accepted to that depth or beyond. "
     "Conditional: of those accepted to the depth before."
+)
+_OVERLAP_NOTE = (
+    "Time per token without speculation over that with it, means over the requests whose prompt and output "
+    "overlap so much (BLEU-4 without the brevity penalty), in brackets how many those are; at the first load."
 )
 _SHARES_NOTE = (
     "Share of wall time. Draft: where the target waits for it. Verify: target passes, those of prompts "
@@ -186,6 +191,16 @@ def _acceptance(report: Report) -> str:
     ]
     head = ["", "length", "per step", "rate", "drafts", "verified", "accepted", "joint", "conditional"]
     return _table(head, lines)
+
+
+def _overlaps(report: Report) -> str:
+    lines = []
+    for name in report.contenders:
+        found = {low: cell for low, *cell in by_overlap(gains_by_overlap(report.rows, name, report.loads[0]))}
+        if found and name != PLAIN:
+            cells = [found.get(low) for low in (at / 5 for at in range(5))]
+            lines.append([name, *(f"{cell[1]:.2f} ({cell[0]})" if cell else "-" for cell in cells)])
+    return _table(["", "0 - 0.2", "0.2 - 0.4", "0.4 - 0.6", "0.6 - 0.8", "0.8 - 1"], lines)
 
 
 def _shares(report: Report) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -14,24 +15,37 @@ _EVERY_S = 0.05
 
 def resident_bytes() -> int:
     """Of this process and every child. What they share counts for each of them."""
-    here, total = psutil.Process(), 0
-    for process in [here, *here.children(recursive=True)]:
+    return _resident(_family())
+
+
+def _family() -> list[psutil.Process]:
+    """Looks at every process there is, which takes milliseconds."""
+    here = psutil.Process()
+    return [here, *here.children(recursive=True)]
+
+
+def _resident(processes: Iterable[psutil.Process]) -> int:
+    total = 0
+    for process in processes:
         with suppress(psutil.Error):  # it has just ended
             total += process.memory_info().rss
     return total
 
 
 class PeakMemory:
-    """Looks every 50 ms; `peak` is the most that was seen."""
+    """Looks every 50 ms at the processes that there were at the beginning: an engine starts its own before
+    it serves, and to look for others would take time from what is measured. `peak` is the most that was
+    seen."""
 
     def __init__(self) -> None:
-        self.peak = resident_bytes()
+        self._processes = _family()
+        self.peak = _resident(self._processes)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="paceline-memory", daemon=True)
 
     def _watch(self) -> None:
         while not self._stop.wait(_EVERY_S):
-            self.peak = max(self.peak, resident_bytes())
+            self.peak = max(self.peak, _resident(self._processes))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -42,4 +56,4 @@ class PeakMemory:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self.peak = max(self.peak, resident_bytes())
+        self.peak = max(self.peak, _resident(self._processes))

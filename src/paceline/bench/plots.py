@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.bench.matrix import PLAIN
 from paceline.bench.report import Report
-from paceline.bench.summary import TENTHS, Acceptance, Row
+from paceline.bench.summary import TENTHS, Acceptance, Row, by_overlap, gains_by_overlap
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PARTS = ("draft", "verify", "sample", "overhead", "idle")
-_OVERLAPS = ((0.0, 0.2), (0.2, 0.4), (0.4, 0.6), (0.6, 0.8), (0.8, 1.01))
 
 
 def check_plots() -> None:
@@ -239,15 +238,7 @@ def _boxes(report: Report) -> str | None:
 def _against_overlap(report: Report) -> str | None:
     """Every request of the first load, and means of five bins."""
     colours = _colours(report.contenders)
-    points: dict[str, list[tuple[float, float]]] = {}
-    for name in _drafters(report):
-        for row in _rows(report, name):
-            if row.load == report.loads[0]:
-                points.setdefault(name, []).extend(
-                    (each.overlap, each.tpot_speedup)
-                    for each in row.per_request
-                    if each.overlap is not None and each.tpot_speedup is not None
-                )
+    points = {name: gains_by_overlap(report.rows, name, report.loads[0]) for name in _drafters(report)}
     points = {name: pairs for name, pairs in points.items() if pairs}
     if not points:
         return None
@@ -256,13 +247,8 @@ def _against_overlap(report: Report) -> str | None:
         for name, pairs in points.items():
             x, y = zip(*pairs, strict=True)
             all_[0].scatter(x, y, s=8, alpha=0.35, color=colours[name])
-            bins = [[gain for at, gain in pairs if low <= at < high] for low, high in _OVERLAPS]
-            kept = [
-                (low + 0.1, statistics.fmean(each))
-                for (low, _), each in zip(_OVERLAPS, bins, strict=True)
-                if each
-            ]
-            all_[0].plot(*zip(*kept, strict=True), marker="s", color=colours[name], label=name)
+            means = [(low + 0.1, mean) for low, _, mean in by_overlap(pairs)]
+            all_[0].plot(*zip(*means, strict=True), marker="s", color=colours[name], label=name)
         all_[0].axhline(1.0, color="black", linewidth=0.6)
         all_[0].set(xlabel="overlap of prompt and output (BLEU-4)", ylabel="time per token without / with")
         _legend(all_[0])

@@ -53,7 +53,7 @@ def servers_of(
     servers = []
     for text in urls:
         match = _NAMED.match(text)
-        if match is None:
+        if match is None or not _has_port_or_none(match["url"]):
             raise ConfigError(f"--url is {shown(text)}: give http://HOST:PORT, with NAME= before it or not.")
         url = match["url"].rstrip("/")
         base = url if urlsplit(url).path.endswith("/v1") else f"{url}/v1"
@@ -62,6 +62,14 @@ def servers_of(
     if len(set(names)) < len(names):
         raise ConfigError(f"servers are called {', '.join(names)}: name each once, as in --url NAME=URL.")
     return servers
+
+
+def _has_port_or_none(url: str) -> bool:
+    try:
+        _ = urlsplit(url).port
+    except ValueError:
+        return False
+    return True
 
 
 def _check_client() -> None:

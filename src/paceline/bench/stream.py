@@ -43,18 +43,19 @@ class Stream:
 
     def _take(self, chunk: dict[str, Any], at_s: float) -> None:
         usage = chunk.get("usage")
-        told = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        told = _count(usage, "completion_tokens")
         if isinstance(usage, dict):
             self._usage = usage
         metrics = chunk.get("metrics")
         if isinstance(metrics, dict):
             self._speculation = _speculation(metrics.get("speculative_decoding"))
-        choice = next(iter(chunk.get("choices") or ()), None)
-        if choice is None:
+        choices = chunk.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict):
             return
         text = _text_of(choice)
         if choice.get("finish_reason"):
-            self._finish, self.ended = choice["finish_reason"], True
+            self._finish, self.ended = str(choice["finish_reason"]), True
         before = next((count for count in reversed(self._counts) if count is not None), 0)
         if text or (told is not None and told > before):
             self._text.append(text)
@@ -63,11 +64,10 @@ class Stream:
 
     def write(self, record: RequestRecord) -> None:
         """What came, into `record`."""
-        total = self._usage.get("completion_tokens")
         record.text = "".join(self._text)
         record.finish_reason = self._finish
-        record.tokens = total if isinstance(total, int) else None
-        record.prompt_tokens = self._usage.get("prompt_tokens")
+        record.tokens = _count(self._usage, "completion_tokens")
+        record.prompt_tokens = _count(self._usage, "prompt_tokens")
         record.speculation = self._speculation
         record.chunk_times_s = self._times
         record.chunk_tokens = self._chunk_tokens(record.tokens)
@@ -83,6 +83,11 @@ class Stream:
         counts = [*list(accumulate(counts, max))[:-1], max(total, counts[-1])]
         each = [after - before for before, after in zip([0, *counts], counts, strict=False)]
         return each if all(count > 0 for count in each) else []
+
+
+def _count(usage: object, name: str) -> int | None:
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if type(value) is int and value >= 0 else None
 
 
 def _text_of(choice: dict[str, Any]) -> str:

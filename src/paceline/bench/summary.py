@@ -247,6 +247,26 @@ def _per_request(cell: Cell, plain: Cell | None) -> list[RequestFigures]:
     return figures
 
 
+def gains_by_overlap(rows: Iterable[Row], contender: str, load: str) -> list[tuple[float, float]]:
+    """(overlap of prompt and output, speed-up of the time per token) of every request that has both."""
+    return [
+        (each.overlap, each.tpot_speedup)
+        for row in rows
+        if row.contender == contender and row.load == load
+        for each in row.per_request
+        if each.overlap is not None and each.tpot_speedup is not None
+    ]
+
+
+def by_overlap(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, int, float]]:
+    """(where a fifth of the scale begins, how many requests it holds, their mean speed-up); empty ones are
+    left out."""
+    fifths: dict[int, list[float]] = {}
+    for overlap, gain in pairs:
+        fifths.setdefault(min(int(overlap * 5), 4), []).append(gain)
+    return [(at / 5, len(gains), statistics.fmean(gains)) for at, gains in sorted(fifths.items())]
+
+
 def _shares(cells: Sequence[Cell]) -> dict[str, float] | None:
     known = [(cell.duration_s, cell.shares) for cell in cells if cell.shares is not None]
     total = sum(duration for duration, _ in known)
