@@ -23,6 +23,7 @@ _COMMANDS = {
     "train": "Train a draft head for a model.",
     "explain-acceptance": "Find out why a draft head's guesses are not accepted.",
     "profile": "Measure what passes take, and when guessing pays.",
+    "plan": "Choose drafter, guesses and devices for a workload.",
     "version": "Print the version.",
 }
 

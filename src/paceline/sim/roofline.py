@@ -9,7 +9,7 @@ from paceline.sim.cost import CostModel, DraftTime
 from paceline.sim.forms import PassesDraft, RooflinePass, ShareDraft
 from paceline.sim.hardware import GPU, ShapeSpec, gpu_named, positive, shape_of
 
-_USABLE = 0.9
+USABLE = 0.9
 """Of a device's memory, for weights and KV."""
 
 
@@ -100,11 +100,11 @@ def kv_capacity(
     """Tokens whose keys and values fit beside the weights. Raises as `roofline` does."""
     device, shape = gpu_named(gpu) if isinstance(gpu, str) else gpu, shape_of(model)
     _fits(device, shape, tensor_parallel, weight_bits)
-    each = _USABLE * device.memory - shape.parameters * weight_bits / 8 / tensor_parallel
-    return int(each / _kv_bytes(shape, tensor_parallel))
+    each = USABLE * device.memory - shape.parameters * weight_bits / 8 / tensor_parallel
+    return int(each / kv_bytes_per_rank(shape, tensor_parallel))
 
 
-def _kv_bytes(shape: ShapeSpec, ranks: int) -> float:
+def kv_bytes_per_rank(shape: ShapeSpec, ranks: int) -> float:
     """Per token and rank: beyond one KV head per rank, ranks hold copies."""
     return shape.kv_bytes_per_token / min(ranks, shape.kv_heads)
 
@@ -115,7 +115,7 @@ def _fits(device: GPU, shape: ShapeSpec, ranks: int, bits: float) -> None:
             f"tensor_parallel is {ranks}: {shape.name} has {shape.heads} attention heads to share out, so "
             f"it must be from 1 to {shape.heads}."
         )
-    needed, there = shape.parameters * bits / 8, _USABLE * device.memory
+    needed, there = shape.parameters * bits / 8, USABLE * device.memory
     if needed > there * ranks:
         raise ConfigError(
             f"{shape.name} takes {needed / 1e9:.0f} GB of weights and {ranks} x {device.name} hold "
@@ -150,7 +150,7 @@ def _pass(
     exchanges = 2 * layers if ranks > 1 else 0
     # A ring sends each rank's share of a bfloat16 row around twice.
     row = 2 * shape.hidden * 2 * (ranks - 1) / ranks
-    kv_bytes = _kv_bytes(shape, ranks) * layers / shape.layers
+    kv_bytes = kv_bytes_per_rank(shape, ranks) * layers / shape.layers
     return RooflinePass(
         read_s=parameters * bits / 8 / ranks / (reached.bandwidth * device.bandwidth),
         per_token_s=2 * parameters / ranks / (reached.compute * device.flops),
