@@ -54,6 +54,7 @@ def test_unknown_command(run: Run) -> None:
         "from paceline.cli import cli; cli(['chat', '--print-config'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['trace', '--help'], standalone_mode=False)",
         "from paceline.cli import cli; cli(['profile', '--help'], standalone_mode=False)",
+        "from paceline.cli import cli; cli(['plan', '--help'], standalone_mode=False)",
         "from paceline.cli import cli; "
         "cli(['profile', '--gpu', 'H100', '--target', 'llama-3.1-8b'], standalone_mode=False)",
     ],

@@ -1,7 +1,7 @@
 """Worlds in which the best way to decode is known in closed form.
 
-A pass of the target takes `pass_s` and `token_s` for each token in it, the drafter `level_s` for each guess of
-a chain, and of a chain always the first `right` guesses are right. So a step with k guesses takes
+A pass of the target takes `pass_s` and `token_s` for each token in it, the drafter `level_s` for each guess
+of a chain, and of a chain always the first `right` guesses are right. So a step with k guesses takes
 `pass_s + (1 + k) token_s + k level_s` and brings `1 + min(k, right)` tokens.
 """
 

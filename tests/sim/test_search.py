@@ -61,7 +61,7 @@ def test_a_large_batch_is_decided_by_what_tokens_cost() -> None:
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
-    made = Made(10e-3, {"a": 1e-3, "b": 2e-3}, {"a": 2, "b": 4}, token_s=1e-4)
+    made = Made(10e-3, {"a": 1e-3, "b": 2e-3}, {"a": 2, "b": 4}, token_s=1e-4, lengths=(2, 4))
     once, again = found(made), found(made)
     assert [(each.candidate, each.values) for each in once.ranked] == [
         (each.candidate, each.values) for each in again.ranked
