@@ -11,7 +11,7 @@ from functools import partial
 from paceline.core.stats import SpeculationStats
 from paceline.core.work import AdvanceDrafts, DraftDone, Event, GrowDrafts, NodesDrafted, Release, RunTarget
 from paceline.drafters.base import released
-from paceline.drafters.service import AheadMode, DraftService, DraftWork, merged, proposals_of
+from paceline.drafters.service import AheadMode, DraftService, DraftWork, merged
 from paceline.errors import ConfigError
 from paceline.sim.cost import CostModel
 from paceline.sim.drafters import RecordedTree, SimDrafter
@@ -178,7 +178,7 @@ class InTurn(_Place):
         self.questions += 1
         drafter = self._drafters[work.drafter]
         before = drafter.meter.now
-        answer = proposals_of(drafter, work.items)
+        answer = tuple(drafter.grow(work.items))
         seconds = drafter.meter.now - before
         if self._asked is not None and self._asked != work.drafter:
             seconds += self._switch_s

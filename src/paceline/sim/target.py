@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.core.token_tree import TokenTree
 from paceline.core.work import RunTarget, StepDone, TargetItem, Verdict
 from paceline.sim.cost import CostModel
-from paceline.sim.forms import PassShape, pass_seconds
+from paceline.sim.forms import PassShape, ShapedPassTime
 from paceline.sim.requests import SimRequest
 
 _NO_TOKEN = -1
@@ -16,6 +16,8 @@ _NO_TOKEN = -1
 class SimTarget:
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
+        # Asked once: what a protocol promises takes longer to be looked up than a pass to be priced.
+        self._shaped = costs.target if isinstance(costs.target, ShapedPassTime) else None
         self._known: dict[str, tuple[int, Sequence[int]]] = {}
 
     def arrives(self, request: SimRequest) -> None:
@@ -28,7 +30,13 @@ class SimTarget:
         self._known.pop(request_id, None)
 
     def seconds(self, work: RunTarget) -> float:
-        return pass_seconds(self._costs.target, shape_of(work))
+        if self._shaped is not None:
+            return self._shaped.seconds_of(shape_of(work))
+        new = context = 0
+        for item in work.items:
+            new += len(item.tokens) + len(item.tree_tokens)
+            context += item.start
+        return self._costs.target.seconds(new, context, len(work.items))
 
     def overhead_s(self, work: RunTarget) -> float:
         return self._costs.overhead_s(len(work.items))
