@@ -139,6 +139,29 @@ def test_broken_files_are_named_with_the_line(run: Run, files: dict[str, Path], 
     assert "costs.json" in result.stderr
 
 
+@pytest.mark.parametrize("mode", ["serial-chain", "overlapped"])
+def test_what_was_recorded_is_replayed(run: Run, files: dict[str, Path], tmp_path: Path, mode: str) -> None:
+    log = tmp_path / "log.jsonl"
+    first = simulate(run, *given(files), "--draft", "tree", "--mode", mode, "--rate", 50, "--record", log)
+    again = simulate(run, "--replay", log)
+    assert again["identical"]
+    assert again["events"] == first["events"]
+    if mode == "overlapped":
+        assert "at the same time" in again["not_simulated"]
+    else:
+        assert again["simulated"]["output_tokens"] == first["output_tokens"]
+        assert again["simulated"]["accepted"] == first["accepted"]
+        assert again["simulated"]["duration_s"] == pytest.approx(first["duration_s"])
+    refused = run("simulate", "--replay", str(log), "--draft", "ngram")
+    assert refused.exit_code == 2
+    assert "--draft says nothing" in refused.stderr
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines[:3], lines[5], *lines[4:]]) + "\n")
+    broken = run("simulate", "--replay", str(log))
+    assert broken.exit_code == 1
+    assert f"{log}:" in broken.stderr
+
+
 def test_an_empty_answer_is_no_workload(run: Run, files: dict[str, Path]) -> None:
     empty = replace(record(1), output=(), drafters={})
     write_traces(files["traces.jsonl"], {"target": "t"}, [empty])

@@ -18,6 +18,7 @@ from paceline.config import Growth, Mode, Placement, load_config
 from paceline.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
+    from paceline.core.engine_core import CoreConfig
     from paceline.sim.acceptance import RequestTrace
     from paceline.sim.cost import CostModel
     from paceline.sim.requests import SimRequest
@@ -93,6 +94,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--check", is_flag=True, help="With --paper: exit with 1 if a value is out of tolerance.")
 @click.option("--bounds/--no-bounds", default=True, help="What could be reached, beside what is.")
+@click.option("--record", type=_FILE, metavar="LOG", help="Write the event log, as an engine does.")
 @click.option("--replay", type=_FILE, metavar="LOG", help="An event log of an engine, run again.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON object instead of the table.")
@@ -137,7 +139,7 @@ def _simulate(values: dict[str, Any]) -> None:
     traces, trees = _traces(values, recorded)
     setup = composed(config, costs, trees=trees, shares=_shares(values["shares"]), kv_tokens=kv_tokens)
     requests, number = _requests(values, traces, setup.core.limits.context_length)
-    with _progress(number, quiet=values["quiet"]) as told:
+    with _progress(number, quiet=values["quiet"]) as told, _recording(values["record"], setup.core) as seen:
         result = simulate(
             setup.core,
             requests,
@@ -146,6 +148,7 @@ def _simulate(values: dict[str, Any]) -> None:
             lanes=setup.lanes,
             concurrency=values["concurrency"],
             progress=told,
+            observe=seen,
         )
     said = {
         "mode": setup.mode.name,
@@ -231,6 +234,21 @@ def _requests(
         arrivals = Steady(rate) if even else Bursts(rate, values["burstiness"], seed)
     chosen = traces if count is None else sampled(traces, count, seed)
     return arriving(chosen, arrivals), len(chosen)
+
+
+@contextmanager
+def _recording(path: Path | None, core: CoreConfig) -> Iterator[Callable[..., None] | None]:
+    if path is None:
+        yield None
+        return
+    from paceline.engine.replay import EventLog
+
+    log = EventLog(path)
+    try:
+        log.begin(core)
+        yield log.append
+    finally:
+        log.close()
 
 
 def _shares(text: str | None) -> tuple[float, float] | None:
