@@ -12,7 +12,7 @@ from paceline.core.draft_lane import DraftPolicy
 from paceline.core.drafting import DrafterNeeds, DraftLength, FixedLength, LengthByBatchSize
 from paceline.core.growth import BestFirst, Calibrated, Chain, FixedShape, GrowthRule, Layers
 from paceline.core.outcomes import OutcomeCache
-from paceline.drafters.registry import OWN, NamedDrafter, drafters_of
+from paceline.drafters.registry import NamedDrafter, drafters_of
 from paceline.drafters.service import AheadMode
 from paceline.errors import ConfigError, shown
 
@@ -120,7 +120,7 @@ def _check_none(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) ->
 
 def _check_grows(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) -> None:
     """Refuses a mode that is about trees where none of the drafters grows one."""
-    able = any(each.kind.grows_trees or each.kind is OWN for each in drafters)
+    able = any(each.kind.grows_trees or not each.kind.configurable for each in drafters)
     if mode.needs_trees and drafters and not able:
         raise ConfigError(
             f"groups.mode is {config.groups.mode} but {_reason(drafters, 'grows no trees')}: choose a draft "
@@ -160,6 +160,7 @@ def _check_speculation(config: Config, mode: Mode, drafters: Sequence[NamedDraft
         "draft_layers": ("runs no layers of the target", any(kind.target_slots for kind in kinds)),
     }
     _check_selector(config, mode, drafters)
+    _check_unpickle(config, mode, drafters)
     default = SpeculationConfig()
     for name in default.__struct_fields__:
         if name.startswith("suffix_"):
@@ -192,6 +193,17 @@ def _check_suffix_cache(speculation: SpeculationConfig, *, separate: bool) -> No
         )
 
 
+def _check_unpickle(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) -> None:
+    """What is named may still turn out to be a model."""
+    named_here = any(each.kind.weights == "named" and each.kind.factory for each in drafters)
+    if not config.speculation.unpickle_head or (named_here and mode.name != "autoregressive"):
+        return
+    reason = _reason(drafters, "names no head to load")
+    if mode.name == "autoregressive":
+        reason = "groups.mode is autoregressive: nothing is guessed"
+    raise ConfigError(f"speculation.unpickle_head is set but {reason}: leave it out.")
+
+
 def _check_selector(config: Config, mode: Mode, drafters: Sequence[NamedDrafter]) -> None:
     selector = config.speculation.selector
     if selector == "auto" or (drafters and mode.planned and not mode.overlapped):
@@ -211,7 +223,7 @@ def _reason(drafters: Sequence[NamedDrafter], lack: str) -> str:
     """lack: what is said of every drafter there is."""
     if not drafters:
         return "speculation.draft is none"
-    if any(each.kind is OWN for each in drafters):
+    if not all(each.kind.configurable for each in drafters):
         return "the drafter is an object of your own, which no option reaches"
     return f"the drafter is {' + '.join(each.name for each in drafters)}, which {lack}"
 

@@ -175,8 +175,8 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "mode": {"draft": "model"},
 }
 """Without which an option would be refused."""
-ELSEWHERE = {"model", "device", "draft_address", "draft_key_file"}
-"""Options that every other test gives, or that need another host (tests/engine)."""
+ELSEWHERE = {"model", "device", "draft_address", "draft_key_file", "unpickle_head"}
+"""Options that every other test gives, or that need another host or a head (tests/engine)."""
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTION_PATHS) - ELSEWHERE))

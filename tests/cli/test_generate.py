@@ -173,7 +173,8 @@ def test_every_engine_option_reaches_the_configuration(run: Run, engine: Engine,
     file.write_text("model = 'from-file'\nthreads = 1\n")
     options = (
         f"--config {file} --set scheduler.max_num_seqs=3 --draft tiny --num-speculative-tokens 4 "
-        f"--dtype float32 --draft-dtype int8 --exact --device cpu --threads 2 --record {tmp_path / 'log'} "
+        f"--dtype float32 --draft-dtype int8 --unpickle-head --exact --device cpu "
+        f"--threads 2 --record {tmp_path / 'log'} "
         f"--trace {tmp_path / 'trace'}"
     )
     assert run("generate", "Hello", *options.split()).exit_code == 0
@@ -186,6 +187,7 @@ def test_every_engine_option_reaches_the_configuration(run: Run, engine: Engine,
             "num_speculative_tokens": 4,
             "dtype": "float32",
             "draft_dtype": "int8",
+            "unpickle_head": True,
             "exact": True,
             "device": "cpu",
             "threads": 2,

@@ -7,6 +7,7 @@ import pytest
 from paceline.config import load_config
 from paceline.engine import head_setup
 from paceline.engine.head_setup import head_precision
+from paceline.engine.model_setup import torch_dtype
 from paceline.errors import KernelError
 
 
@@ -36,3 +37,8 @@ def test_not_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_setup, "library", missing)
     config = load_config(options={"dtype": "bfloat16"})
     assert head_precision(config, "cpu") == "bfloat16"
+
+
+def test_where_there_are_none_eight_bits_are_refused() -> None:
+    with pytest.raises(KernelError, match="int8 weights need a CPU: choose draft_dtype = bfloat16"):
+        torch_dtype("int8", "draft_dtype")

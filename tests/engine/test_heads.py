@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from paceline import LLM, SamplingParams
 from paceline.core.stats import SpeculationStats
@@ -250,9 +251,38 @@ def test_the_targets_own_modules(tmp_path: Path, layout: str) -> None:
         check(plain, llm)
 
 
-def test_a_target_without_modules(target: Path) -> None:
-    with pytest.raises(ModelError, match="holds no multi-token prediction modules"):
-        LLM(target, draft="mtp", **ENGINE)
+@pytest.mark.parametrize("draft", ["mtp", "ngram+mtp"])
+def test_a_target_without_modules_is_refused_before_it_is_loaded(
+    target: Path, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.engine.build.load", None)
+    with pytest.raises(ModelError, match=r"holds no multi-token prediction modules\. Name a head"):
+        LLM(target, draft=draft, **ENGINE)
+
+
+def test_the_embedded_model_has_no_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.build.load", None)
+    with pytest.raises(ModelError, match="checkpoint of embedded holds no multi-token prediction modules"):
+        LLM(draft="mtp")
+
+
+def test_pickled_weights_are_for_who_asks_for_them(target: Path, tmp_path: Path) -> None:
+    head = write_head(tmp_path / "head")
+    weights = load_file(head / "model.safetensors")
+    (head / "model.safetensors").unlink()
+    torch.save(weights, head / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"set speculation\.unpickle_head = true \(--unpickle-head\)"):
+        LLM(target, draft=head, **ENGINE)
+    with LLM(target, draft=head, unpickle_head=True, **ENGINE) as llm:
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4))
+        assert llm.config.speculation.unpickle_head
+        assert llm.speculation.num_drafted_nodes > 0
+
+
+def test_pickled_weights_of_what_is_no_head(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.build.load", None)
+    with pytest.raises(ConfigError, match=r"unpickle_head is set but the drafter is .*, which is no head"):
+        LLM(target, draft=target, unpickle_head=True, **ENGINE)
 
 
 def test_a_target_that_forgets_is_refused(tmp_path: Path, head: Path) -> None:

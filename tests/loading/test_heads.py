@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -66,7 +67,6 @@ def test_weights_flags_and_sizes(layout: str, model: LoadedModel, tmp_path: Path
     assert spec.rope.inv_freq[1] == pytest.approx(30_000.0 ** (-2 / 20))
     # 64 in the file: the head's rope serves as far as the target goes.
     assert spec.context_length == model.context_length
-    assert head.num_speculative_tokens == (5 if layout == "speculators" else None)
     assert head.provenance.source == str(tmp_path)
 
 
@@ -368,7 +368,7 @@ def test_what_is_only_told_of_a_head_may_be_nonsense(model: LoadedModel, tmp_pat
     told = {"architectures": 5, "speculators_config": {"proposal_methods": 5}}
     folder = write_head(tmp_path, **told)
     assert is_head(folder)
-    assert load_head(folder, model).num_speculative_tokens is None
+    load_head(folder, model)
 
 
 def test_folders_without_a_head(model: LoadedModel, tmp_path: Path) -> None:
@@ -408,9 +408,28 @@ def pickled(folder: Path, **more: Any) -> Path:
 
 def test_pickles_are_read_only_on_demand(model: LoadedModel, tmp_path: Path) -> None:
     folder = pickled(tmp_path / "head")
-    with pytest.raises(ModelError, match=r"can run code when loaded.*unpickle=True"):
+    with pytest.raises(ModelError, match=r"\(pytorch_model.bin\).*can run code.*unpickle_head = true"):
         load_head(folder, model)
     same(load_head(folder, model, unpickle=True).weights, eagle())
+
+
+def test_pickles_of_a_hub_are_fetched_only_on_demand(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = pickled(tmp_path / "snapshots" / "abc"), []
+
+    def snapshot(_: str, *, allow_patterns: list[str], **__: Any) -> str:
+        asked.append("*.bin" in allow_patterns)
+        return str(folder if asked[-1] else without)
+
+    without = tmp_path / "snapshots" / "def"
+    without.mkdir()
+    (without / "config.json").write_bytes((folder / "config.json").read_bytes())
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(ModelError, match=r"may be on the hub.*--unpickle-head"):
+        load_head("org/head", model)
+    same(load_head("org/head", model, unpickle=True).weights, eagle())
+    assert asked == [False, True]
 
 
 def test_pickles_that_hold_more_than_tensors_run_nothing(model: LoadedModel, tmp_path: Path) -> None:

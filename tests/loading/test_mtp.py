@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.errors import ModelError
 from paceline.loading import LoadedModel, load
-from paceline.loading.heads import has_mtp, is_head, load_head, load_mtp
+from paceline.loading.heads import check_mtp, is_head, load_head, load_mtp
 from paceline.models.torch_head import TorchHead
 from tests.models.heads import HeadWorld
 from tests.models.worlds import Chunk
@@ -92,7 +92,7 @@ def test_modules_run_as_their_family_does(layout: str, where: str, count: int, t
     found = modules(layout, count)
     if where == "inside":
         model = inside(tmp_path / "model", found, num_nextn_predict_layers=count)
-        assert has_mtp(model)
+        check_mtp(model.name)
         assert not is_head(tmp_path / "model")
         head = load_mtp(model)
     else:
@@ -218,7 +218,8 @@ def test_fewer_modules_than_promised(tmp_path: Path) -> None:
 
 def test_models_without_modules(tmp_path: Path) -> None:
     model = inside(tmp_path / "model", {})
-    assert not has_mtp(model)
+    with pytest.raises(ModelError, match=f"checkpoint of {model.name} holds no multi-token"):
+        check_mtp(model.name)
     with pytest.raises(ModelError, match="holds no multi-token prediction modules"):
         load_mtp(model)
 

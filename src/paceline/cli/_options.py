@@ -37,6 +37,12 @@ _ENGINE_OPTIONS = [
         "--draft-dtype", type=click.Choice(get_args(Dtype)), help="The same, of a drafter with weights."
     ),
     click.option(
+        "--unpickle-head",
+        is_flag=True,
+        default=None,
+        help="Read a head's pickled weights, if you trust them.",
+    ),
+    click.option(
         "--exact/--no-exact", default=None, help="Bit for bit equal to plain decoding on any kernel."
     ),
     click.option("--device", type=click.Choice(get_args(Device))),

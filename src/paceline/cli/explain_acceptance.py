@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @click.command("explain-acceptance")
 @click.option("--target", required=True, help='"embedded", a directory, a GGUF file or a Hugging Face name.')
 @click.option("--draft", required=True, metavar="HEAD", help="A head's directory or Hugging Face name.")
+@click.option("--unpickle-head", is_flag=True, help="Read its pickled weights, if you trust their author.")
 @click.option(
     "--data",
     required=True,
@@ -49,7 +50,7 @@ def command(**values: Any) -> None:
     prompts = read_prompts(values["data"])[: values["count"]]
     setup = setup_of(values)
     torch.set_num_threads(setup.group.threads)
-    head = load_head(values["draft"], setup.model)
+    head = load_head(values["draft"], setup.model, unpickle=values["unpickle_head"])
 
     def say(what: str) -> None:
         if not values["quiet"]:

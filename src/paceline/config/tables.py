@@ -27,7 +27,8 @@ class SpeculationConfig(Table, frozen=True):
     (its own modules), a model (as `Config.model`) or a head, in a folder or on a hub; several joined by +;
     "auto" = "ngram", with "eagle3" for the embedded model where its head is installed and works in turn; or
     "none".  draft_dtype: of a drafter with weights; auto = for a head the target's, but
-    8 bits instead of 16 on a CPU.
+    8 bits instead of 16 on a CPU.  unpickle_head: read a head's pickled weights (*.bin), where it has no
+    others; that is more than reading numbers, and for heads whose authors are trusted.
 
     num_speculative_tokens: guesses per request and step, whatever the batch; unset = as many as pay for
     themselves by measured costs and acceptance, up to 15 in the modes overlapped and serial-chain;
@@ -57,6 +58,7 @@ class SpeculationConfig(Table, frozen=True):
         | None
     ) = None
     draft_dtype: Dtype = "auto"
+    unpickle_head: bool = False
     length_by_batch_size: Annotated[
         tuple[tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=0, le=256)]], ...],
         Meta(description="a list of [smallest batch size from 1, length from 0 to 256] pairs"),

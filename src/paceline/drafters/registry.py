@@ -26,6 +26,7 @@ class DrafterKind:
     `speculation.suffix_*`.  in_process: whether it has to live in the target's.
     features: whether it reads hidden states of the target.  target_slots: slots of the target's own cache,
     beyond the core's, that it computes in, for each running request; 0 = it runs none of the target's layers.
+    configurable: whether options say anything of it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class DrafterKind:
     in_process: bool = False
     features: bool = False
     target_slots: int = 0
+    configurable: bool = True
 
 
 _HEAD = "paceline.drafters.head:made"
@@ -67,8 +69,8 @@ HEAD = DrafterKind("head", _HEAD, weights="named", grows_trees=True, features=Tr
 """What it turns out to be where the folder holds a head."""
 ELSEWHERE = DrafterKind("elsewhere", weights="named", grows_trees=True, looks_up=True, looks_back=True)
 """On another host, whose own choice it is: nothing is known of it."""
-OWN = DrafterKind("own", in_process=True)
-"""An object of the caller's, of which no option says anything."""
+OWN = DrafterKind("own", in_process=True, configurable=False)
+"""An object of the caller's."""
 
 _NONE = "none"
 _AUTO = "auto"

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from paceline.config import Config, GroupsConfig
 from paceline.core.scheduler import Limits
-from paceline.drafters.registry import MODEL, drafters_of
+from paceline.drafters.registry import drafters_of
 from paceline.engine.device_groups import DeviceGroup, groups_of
 from paceline.engine.machine import resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup
@@ -73,7 +73,7 @@ def _given(config: Config, *, own_drafter: bool) -> Settled | None:
         reason = f"{config.speculation.draft} has to run in the target's process"
     elif not any(each.kind.weights for each in drafters):
         reason = f"guesses by {config.speculation.draft} take no time"
-    elif [each.kind for each in drafters] != [MODEL]:
+    elif [each.kind.weights for each in drafters] != ["named"]:
         reason = "only a draft model by itself is measured"
     else:
         return None

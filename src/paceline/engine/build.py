@@ -22,7 +22,7 @@ from paceline.engine.device_groups import DeviceGroup, drafter_group, groups_of
 from paceline.engine.draft_group import DraftGroup
 from paceline.engine.draft_host import DraftHost, LocalHost, RemoteHost
 from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
-from paceline.engine.drafting import TargetTerms, all_captured, check_place, chosen_drafters
+from paceline.engine.drafting import TargetTerms, all_captured, check_place, chosen_drafters, resolved
 from paceline.engine.engine import Engine
 from paceline.engine.feature_feed import FeatureFeed
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
@@ -60,6 +60,7 @@ def build(config: Config, *, drafter: Drafter | None = None, record: Path | None
         log = EventLog(record) if record is not None else None
         if log is not None:
             on_failure.callback(log.close)
+        names = resolved(config, names)
         model = load(config.model)
         target_group, draft_group = groups_of(config, device, separate=separate)
         target = ModelSetup(model, precision, device, target_group, config.exact)
@@ -120,7 +121,7 @@ def build_drafter(spec: DraftGroupSpec) -> Drafter:
     config = spec.config
     device = resolve_device(config)
     group = drafter_group(config, device, spec.cores)
-    names = drafters_of(config)
+    names = resolved(config, drafters_of(config))
     check_place(names, separate=True)
     (chosen,) = chosen_drafters(config, names, device, group)
     received = ReceivedFeatures() if chosen.capture else None

@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.config import Config
 from paceline.drafters.base import Drafter
-from paceline.drafters.registry import MODEL, NamedDrafter, named
+from paceline.drafters.registry import NamedDrafter, named
 from paceline.engine.build import build_drafter
 from paceline.engine.channel import Keys, Listener
 from paceline.engine.draft_messages import DraftGroupSpec, fingerprint
@@ -32,7 +32,7 @@ class DraftServer:
         self._vocabulary = ""
         drafters = named(own.speculation.draft)
         _check_served(drafters)
-        if any(each.kind is MODEL for each in drafters):
+        if any(each.kind.weights for each in drafters):
             self._vocabulary = fingerprint(load(own.speculation.draft).tokenizer.vocabulary())
         self._listener = Listener(endpoint, keys.worker, keys.engine_public)
         self.endpoint = self._listener.endpoint
@@ -57,7 +57,7 @@ def _check_served(drafters: Sequence[NamedDrafter]) -> None:
         raise ConfigError(f"{' + '.join(each.name for each in drafters)}: one drafter is served at a time.")
     (drafter,) = drafters
     kind = drafter.kind
-    if kind.in_process or kind.features or (kind is MODEL and is_head(drafter.name)):
+    if kind.in_process or kind.features or (kind.weights == "named" and is_head(drafter.name)):
         raise ConfigError(
             f"{drafter.name} works with the target's own weights, not on this host: run it beside the "
             "target, or serve a draft model."
@@ -72,6 +72,7 @@ def hosted(spec: DraftGroupSpec, own: Config) -> DraftGroupSpec:
         theirs.speculation,
         draft=own.speculation.draft,
         draft_dtype=own.speculation.draft_dtype,
+        unpickle_head=own.speculation.unpickle_head,
         suffix_max_memory=own.speculation.suffix_max_memory,
     )
     groups = msgspec.structs.replace(theirs.groups, draft_devices=own.groups.draft_devices)

@@ -4,7 +4,7 @@ the limits are known."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.config import Config
 from paceline.core.growth import GrowthRule
@@ -22,7 +22,7 @@ from paceline.engine.outputs import ModelMemory
 from paceline.errors import ConfigError
 from paceline.execution.target_view import TargetView
 from paceline.loading import LoadedModel, check_same_vocabulary, load
-from paceline.loading.heads import LoadedHead, is_head, load_head, load_mtp, shipped_head
+from paceline.loading.heads import LoadedHead, check_mtp, is_head, load_head, load_mtp, shipped_head
 from paceline.modes import Mode, growth_rule, most_guesses
 
 _PASS_LEAVES = 64
@@ -59,7 +59,7 @@ class ChosenDrafter:
     @property
     def capture(self) -> tuple[int, ...]:
         """Places in the target's residual stream that it reads."""
-        return self.setup.capture if isinstance(self.setup, HeadSetup) else ()
+        return self.setup.capture if self.setup is not None else ()
 
     def affordable(self, limits: Limits) -> Limits:
         """See `model_setup.fitted`."""
@@ -95,7 +95,6 @@ class ChosenDrafter:
                 received=target.received,
             )
 
-        setup = self.setup
         materials = Materials(
             speculation=config.speculation,
             limits=limits,
@@ -103,14 +102,10 @@ class ChosenDrafter:
             eos_token_ids=target.eos_token_ids,
             tree=tree,
             vocabulary=target.vocabulary,
-            context_length=setup.context_length if setup is not None else 0,
-            runner=(lambda context: setup.runner(limits, context)) if isinstance(setup, ModelSetup) else None,
-            head=setup.decoder() if isinstance(setup, HeadSetup) else None,
-            head_device=setup.torch_device if isinstance(setup, HeadSetup) else "",
             target=target.view,
             features=self._features(target),
         )
-        return make(self.kind, materials)
+        return make(self.kind, self.setup.supply(materials) if self.setup is not None else materials)
 
     def _features(self, target: TargetTerms) -> FeatureSource | None:
         """Each place of `capture` in its order, of a target that keeps none twice."""
@@ -145,6 +140,32 @@ def check_place(drafters: Sequence[NamedDrafter], *, separate: bool, ranks: int 
             )
 
 
+def resolved(config: Config, drafters: Sequence[NamedDrafter]) -> tuple[NamedDrafter, ...]:
+    """`drafters`, where those named by a folder or an id may be heads: found out, like what cannot be done,
+    from small files, before any weights are loaded. Raises ConfigError or ModelError."""
+    found = tuple(
+        replace(each, kind=HEAD) if _named_here(each.kind) and is_head(each.name) else each
+        for each in drafters
+    )
+    if (
+        config.speculation.unpickle_head
+        and drafters
+        and not any(_named_here(each.kind) and each.kind.features for each in found)
+    ):
+        names = " + ".join(each.name for each in drafters)
+        raise ConfigError(
+            f"speculation.unpickle_head is set but the drafter is {names}, which is no head: leave it out."
+        )
+    for each in found:
+        if each.kind.weights == "target":
+            check_mtp(config.model)
+    return found
+
+
+def _named_here(kind: DrafterKind) -> bool:
+    return kind.weights == "named" and bool(kind.factory)
+
+
 def chosen_drafters(
     config: Config,
     drafters: Sequence[NamedDrafter],
@@ -152,7 +173,8 @@ def chosen_drafters(
     group: DeviceGroup,
     target: LoadedModel | None = None,
 ) -> tuple[ChosenDrafter, ...]:
-    """Those of `drafters` that are made here, their weights loaded. target: where it is at hand.
+    """Those of `drafters`, as `resolved`, that are made here, their weights loaded. target: where it is at
+    hand.
 
     Raises ConfigError or ModelError.
     """
@@ -170,18 +192,17 @@ def _chosen(
     kind = drafter.kind
     if not kind.weights:
         return ChosenDrafter(kind)
-    if kind.weights == "named" and not is_head(drafter.name):
+    if not kind.features:
         model = load(drafter.name)
         if target is not None:
             check_same_vocabulary(target.tokenizer, model.tokenizer)
         precision = resolve_precision(config.speculation.draft_dtype, device)
         return ChosenDrafter(kind, ModelSetup(model, precision, device, group, config.exact))
-    kind = HEAD if kind.weights == "named" else kind
-    head = _head(drafter, target or load(config.model))
+    head = _head(config, drafter, target or load(config.model))
     return ChosenDrafter(kind, HeadSetup(head, head_precision(config, device), device, group))
 
 
-def _head(drafter: NamedDrafter, target: LoadedModel) -> LoadedHead:
+def _head(config: Config, drafter: NamedDrafter, target: LoadedModel) -> LoadedHead:
     windows = [layer.window for layer in target.spec.layers]
     if all(windows):
         raise ConfigError(
@@ -191,4 +212,4 @@ def _head(drafter: NamedDrafter, target: LoadedModel) -> LoadedHead:
     if drafter.kind.weights == "target":
         return load_mtp(target)
     name = str(shipped_head(target)) if drafter.kind.weights == "shipped" else drafter.name
-    return load_head(name, target)
+    return load_head(name, target, unpickle=config.speculation.unpickle_head)

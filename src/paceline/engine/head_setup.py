@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, replace
 
 from paceline.config import Config
 from paceline.core.scheduler import Limits
+from paceline.drafters.materials import Materials
 from paceline.engine.device_groups import DeviceGroup
 from paceline.engine.machine import Precision, free_memory, resolve_precision
-from paceline.engine.model_setup import bytes_of, fitted
+from paceline.engine.model_setup import bytes_of, fitted, native_or_none, torch_dtype
 from paceline.errors import KernelError
 from paceline.kernels.cpu.bindings import library
 from paceline.loading.heads import LoadedHead
 from paceline.models.head import HeadDecoder
 from paceline.models.native_head import NativeHead
 from paceline.models.torch_head import TorchHead
-
-logger = logging.getLogger(__name__)
 
 
 def head_precision(config: Config, device: str) -> Precision:
@@ -76,19 +72,32 @@ class HeadSetup:
         """See `model_setup.fitted`."""
         return fitted(limits, self.kv_bytes_per_token, free_memory(self.torch_device), self.head.name)
 
-    def decoder(self) -> HeadDecoder:
-        """Raises KernelError where it cannot run so."""
-        head, threads, cores = self.head, self.group.threads, self.group.cores
-        if self.device == "cpu":
-            try:
-                return NativeHead(
-                    head.spec, head.weights, dtype=self.precision, threads=threads, cores=cores or None
-                )
-            except KernelError as error:
-                if self.precision == "int8":
-                    remedy = "int8 weights need them: choose draft_dtype = float32."
-                    raise KernelError(f"{error} {remedy}") from error
-                logger.warning("%s Falling back to plain torch, which is several times slower.", error)
-            torch.set_num_threads(threads)
-        dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
-        return TorchHead(head.spec, head.weights, dtype=dtype, device=self.torch_device)
+    def supply(self, materials: Materials) -> Materials:
+        """With what a drafter of this head needs. Raises KernelError where it cannot run so."""
+        return replace(
+            materials,
+            context_length=self.context_length,
+            head=self._decoder(),
+            head_device=self.torch_device,
+        )
+
+    def _decoder(self) -> HeadDecoder:
+        head, group = self.head, self.group
+
+        def native() -> NativeHead:
+            return NativeHead(
+                head.spec,
+                head.weights,
+                dtype=self.precision,
+                threads=group.threads,
+                cores=group.cores or None,
+            )
+
+        if self.device == "cpu" and (fast := native_or_none(native, self.precision, group, "draft_dtype")):
+            return fast
+        return TorchHead(
+            head.spec,
+            head.weights,
+            dtype=torch_dtype(self.precision, "draft_dtype"),
+            device=self.torch_device,
+        )

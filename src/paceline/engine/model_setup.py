@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from typing import ClassVar, TypeVar
 
 import torch
 
 from paceline.config import Config
 from paceline.core.scheduler import Limits
+from paceline.drafters.materials import Materials
 from paceline.engine.device_groups import DeviceGroup
 from paceline.engine.machine import Precision, free_memory
 from paceline.errors import ConfigError, EngineError, KernelError
@@ -23,12 +25,17 @@ from paceline.models.torch_decoder import TorchDecoder
 
 logger = logging.getLogger(__name__)
 
+Native = TypeVar("Native")
+
 _KV_SHARE_OF_MEMORY = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
-    """A model and where and how it is to run. device: `cpu` or `cuda`."""
+    """A model and where and how it is to run. device: `cpu` or `cuda`.  capture: places in the target's
+    residual stream that it reads."""
+
+    capture: ClassVar[tuple[int, ...]] = ()
 
     model: LoadedModel
     precision: Precision
@@ -81,6 +88,14 @@ class ModelSetup:
         )
         return ModelRunner(decoder, kv, num_rows=limits.max_num_seqs, context_length=context_length)
 
+    def supply(self, materials: Materials) -> Materials:
+        """With what a drafter of this model needs."""
+        return replace(
+            materials,
+            context_length=self.context_length,
+            runner=lambda context_length: self.runner(materials.limits, context_length),
+        )
+
     @property
     def free_bytes(self) -> int:
         """Of the device that has least."""
@@ -108,28 +123,55 @@ class ModelSetup:
         )
 
     def _decoder(self, capture: Sequence[int]) -> Decoder:
-        model, threads, cores = self.model, self.group.threads, self.group.cores
-        if self.device == "cpu":
-            try:
-                return NativeDecoder(
-                    model.spec,
-                    model.weights,
-                    dtype=self.precision,
-                    threads=threads,
-                    cores=cores or None,
-                    capture=capture,
-                )
-            except KernelError as error:
-                if self.precision == "int8":
-                    raise KernelError(f"{error} int8 weights need them: choose dtype = float32.") from error
-                logger.warning("%s Falling back to plain torch, which is several times slower.", error)
-            torch.set_num_threads(threads)
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.precision]
+        model, group = self.model, self.group
+
+        def native() -> NativeDecoder:
+            return NativeDecoder(
+                model.spec,
+                model.weights,
+                dtype=self.precision,
+                threads=group.threads,
+                cores=group.cores or None,
+                capture=capture,
+            )
+
+        if self.device == "cpu" and (fast := native_or_none(native, self.precision, group, "dtype")):
+            return fast
         decoder = TorchDecoder(
-            model.spec, model.weights, dtype=dtype, device=self._torch, exact=self.exact, capture=capture
+            model.spec,
+            model.weights,
+            dtype=torch_dtype(self.precision, "dtype"),
+            device=self._torch,
+            exact=self.exact,
+            capture=capture,
         )
         # Rounding slot counts up changes shapes, and with them bits: exact passes are never recorded.
         return GraphedDecoder(decoder) if self.device == "cuda" and not self.exact else decoder
+
+
+def native_or_none(
+    native: Callable[[], Native], precision: Precision, group: DeviceGroup, option: str
+) -> Native | None:
+    """What `native` makes; None where there are no kernels here, and plain torch, set to the group's threads,
+    does it slowly.
+
+    Raises KernelError where only kernels can hold the weights, naming the option that says so.
+    """
+    try:
+        return native()
+    except KernelError as error:
+        if precision == "int8":
+            raise KernelError(f"{error} int8 weights need them: choose {option} = float32.") from error
+        logger.warning("%s Falling back to plain torch, which is several times slower.", error)
+    torch.set_num_threads(group.threads)
+    return None
+
+
+def torch_dtype(precision: Precision, option: str) -> torch.dtype:
+    """Of weights in plain torch. Raises KernelError where it has none such, naming the option that asks."""
+    if precision == "int8":
+        raise KernelError(f"int8 weights need a CPU: choose {option} = bfloat16.")
+    return torch.float32 if precision == "float32" else torch.bfloat16
 
 
 def fitted(limits: Limits, kv_bytes_per_token: int, free_bytes: int, name: str) -> Limits:

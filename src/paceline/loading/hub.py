@@ -7,12 +7,15 @@ from pathlib import Path
 from paceline.errors import ModelError
 
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model"]
+_PICKLES = ["*.bin"]
 # Sub-folders hold other formats of the same weights, and so does `consolidated`.
 _UNWANTED = ["*/*", "consolidated*"]
 
 
-def fetch(repo: str, revision: str | None) -> tuple[Path, str | None]:
+def fetch(repo: str, revision: str | None, *, pickles: bool = False) -> tuple[Path, str | None]:
     """The folder of a hub repository in the local hub cache, downloaded as needed, and its commit.
+
+    pickles: weights in `*.bin` files too.
 
     Honours HF_HUB_OFFLINE, HF_TOKEN and HF_HOME. Raises ModelError if it cannot be had.
     """
@@ -22,7 +25,10 @@ def fetch(repo: str, revision: str | None) -> tuple[Path, str | None]:
     label = f"{repo}@{revision}" if revision else repo
     try:
         folder = huggingface_hub.snapshot_download(
-            repo, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+            repo,
+            revision=revision,
+            allow_patterns=[*_WANTED, *_PICKLES] if pickles else _WANTED,
+            ignore_patterns=_UNWANTED,
         )
     except GatedRepoError as error:
         raise ModelError(

@@ -19,9 +19,15 @@ from paceline.drafters.registry import NamedDrafter, drafters_of
 from paceline.engine.assembly import Draft, Parts, assembled
 from paceline.engine.device_groups import DeviceGroup, groups_of
 from paceline.engine.draft_messages import fingerprint
-from paceline.engine.drafting import ChosenDrafter, TargetTerms, all_captured, check_place, chosen_drafters
+from paceline.engine.drafting import (
+    ChosenDrafter,
+    TargetTerms,
+    all_captured,
+    check_place,
+    chosen_drafters,
+    resolved,
+)
 from paceline.engine.engine import Engine
-from paceline.engine.head_setup import HeadSetup
 from paceline.engine.machine import Precision, resolve_device, resolve_precision
 from paceline.engine.model_setup import ModelSetup, limits_of
 from paceline.engine.outputs import RequestOutput
@@ -186,7 +192,7 @@ def _check(config: Config) -> None:
 def _drafters(
     config: Config, model: LoadedModel, device: str, group: DeviceGroup, draft_group: DeviceGroup
 ) -> tuple[TracedDrafter, ...]:
-    named = drafters_of(config)
+    named = resolved(config, drafters_of(config))
     check_place(named, separate=False, ranks=len(group.places))
     chosen = chosen_drafters(config, named, device, draft_group, model)
     names = [each.name.rstrip("/").rpartition("/")[2] for each in named]
@@ -221,7 +227,7 @@ def _limits(
 
 
 def _reads_target(chosen: ChosenDrafter) -> bool:
-    return bool(chosen.kind.features or chosen.kind.target_slots or isinstance(chosen.setup, HeadSetup))
+    return bool(chosen.kind.features or chosen.kind.target_slots)
 
 
 def _runner(

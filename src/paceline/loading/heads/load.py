@@ -28,15 +28,13 @@ _HEAD_WORDS = ("eagle", "speculator", "nextn", "mtp")
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """A head in memory. name: as the user gave it. kind: for people to read. num_speculative_tokens: how many
-    its authors draft at a time, if they say so."""
+    """A head in memory. name: as the user gave it. kind: for people to read."""
 
     name: str
     kind: str
     spec: HeadSpec
     weights: HeadWeights
     provenance: Provenance
-    num_speculative_tokens: int | None = None
 
 
 def is_head(name: str | Path) -> bool:
@@ -52,12 +50,12 @@ def load_head(name: str | Path, target: LoadedModel, *, unpickle: bool = False) 
     """Load the head in a folder or hub repository for `target`, whose embedding and output matrix it shares
     unless it has its own.
 
-    unpickle: take pickled weights (`*.bin`) too, from authors whom the user trusts.
+    unpickle: take pickled weights (`*.bin`) where there are no others, from authors whom the user trusts.
     Raises ModelError, naming cause and remedy, for a head that is missing, damaged, unsafe, unsupported or
     made for another target.
     """
     name = str(name)
-    folder, revision = _folder(name)
+    folder, revision = _folder(name, pickles=unpickle)
     config = _config(folder)
     if not _describes_head(config):
         raise ModelError(
@@ -65,6 +63,8 @@ def load_head(name: str | Path, target: LoadedModel, *, unpickle: bool = False) 
             "Give an EAGLE-3 head, or use the model itself as the drafter."
         )
     _check_kind(folder, config)
+    if not unpickle:
+        _refuse_pickles(folder, fetched=resolve(name).kind == "hub")
     stored = StoredTensors(folder, unpickle=unpickle)
     provenance = Provenance("checkpoint", str(folder), fingerprint(folder, config), revision)
     if holds_mtp(stored.names):
@@ -78,13 +78,13 @@ def load_head(name: str | Path, target: LoadedModel, *, unpickle: bool = False) 
             "again, or correct the value."
         ) from error
     _check_verifier(folder, config, target)
-    return LoadedHead(name, "EAGLE-3", spec, weights, provenance, _proposed(config))
+    return LoadedHead(name, "EAGLE-3", spec, weights, provenance)
 
 
-def has_mtp(target: LoadedModel) -> bool:
-    """Whether the target's own checkpoint holds multi-token prediction modules."""
-    folder = _own_folder(target)
-    return folder is not None and holds_mtp(StoredTensors(folder).names)
+def check_mtp(name: str) -> None:
+    """Raises ModelError where the model of that name holds no multi-token prediction modules. Of its weights
+    only the names are read."""
+    _holding_mtp(name, None if resolve(name).kind == "gguf" else _folder(name)[0])
 
 
 def load_mtp(target: LoadedModel) -> LoadedHead:
@@ -92,14 +92,19 @@ def load_mtp(target: LoadedModel) -> LoadedHead:
 
     Raises ModelError, naming cause and remedy, where there are none or they are not supported.
     """
-    folder = _own_folder(target)
+    stored = _holding_mtp(target.name, _own_folder(target))
+    spec, weights = load_modules(stored, _config(stored.folder), target.spec, target.weights, inside=True)
+    return LoadedHead(target.name, "MTP", spec, weights, target.provenance)
+
+
+def _holding_mtp(name: str, folder: Path | None) -> StoredTensors:
+    """What is stored in the folder of the model `name`."""
     if folder is None or not holds_mtp((stored := StoredTensors(folder)).names):
         raise ModelError(
-            f"the checkpoint of {target.name} holds no multi-token prediction modules. Name a head or a "
-            "model to draft with, or choose another drafter."
+            f"the checkpoint of {name} holds no multi-token prediction modules. Name a head or a model to "
+            "draft with, or choose another drafter."
         )
-    spec, weights = load_modules(stored, _config(folder), target.spec, target.weights, inside=True)
-    return LoadedHead(target.name, "MTP", spec, weights, target.provenance)
+    return stored
 
 
 def _own_folder(target: LoadedModel) -> Path | None:
@@ -111,12 +116,12 @@ def _own_folder(target: LoadedModel) -> Path | None:
     return folder if folder.is_dir() else hub.fetch(source.source, source.revision)[0]
 
 
-def _folder(name: str) -> tuple[Path, str | None]:
-    """Where a head lies, and the hub's commit."""
+def _folder(name: str, *, pickles: bool = False) -> tuple[Path, str | None]:
+    """Where a head lies, and the hub's commit. pickles: fetched from there too."""
     source = resolve(name)
     if source.kind == "hub":
         assert source.repo is not None
-        return hub.fetch(source.repo, source.revision)
+        return hub.fetch(source.repo, source.revision, pickles=pickles)
     if source.kind != "checkpoint" or source.path is None:
         raise ModelError(f"{name} is a file. Give the folder of the head, with config.json in it.")
     return source.path, None
@@ -127,6 +132,20 @@ def _config(folder: Path) -> dict[str, Any]:
     if config is None:
         raise ModelError(f"{folder} holds no config.json: it is neither a model nor a head. Check the path.")
     return config
+
+
+def _refuse_pickles(folder: Path, *, fetched: bool) -> None:
+    """fetched: from a hub, where pickles are left."""
+    pickled = sorted(folder.glob("*.bin"))
+    if any(folder.glob("*.safetensors*")) or not (pickled or fetched):
+        return
+    holds = f"holds only pickled weights ({pickled[0].name})" if pickled else "holds no .safetensors file"
+    there = "" if pickled else "pickled weights (*.bin) may be on the hub. "
+    raise ModelError(
+        f"{folder} {holds}: {there}Pickles can run code when they are loaded. If you trust their author, set "
+        "speculation.unpickle_head = true (--unpickle-head), or convert them: "
+        "`safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')`."
+    )
 
 
 def _describes_head(config: Mapping[str, Any]) -> bool:
@@ -150,13 +169,6 @@ def _check_kind(folder: Path, config: Mapping[str, Any]) -> None:
 def _proposal(config: Mapping[str, Any]) -> Mapping[str, Any]:
     found = config.get("speculators_config")
     return found if isinstance(found, Mapping) else {}
-
-
-def _proposed(config: Mapping[str, Any]) -> int | None:
-    methods = _proposal(config).get("proposal_methods")
-    first = methods[0] if isinstance(methods, list) and methods else None
-    count = first.get("speculative_tokens") if isinstance(first, Mapping) else None
-    return count if type(count) is int and count > 0 else None
 
 
 def _check_verifier(folder: Path, config: Mapping[str, Any], target: LoadedModel) -> None:

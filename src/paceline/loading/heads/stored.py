@@ -28,14 +28,7 @@ class StoredTensors:
         self._unpickled: dict[str, Tensor] = {}
         self._places: dict[str, Path] = {}
         pickled = sorted(folder.glob("*.bin"))
-        if pickled and not any(folder.glob("*.safetensors*")):
-            if not unpickle:
-                raise ModelError(
-                    f"{folder} holds only pickled weights ({pickled[0].name}), which can run code when "
-                    "loaded. If you trust their author, load the head with unpickle=True, or convert them: "
-                    "`safetensors.torch.save_file(torch.load(file, weights_only=True), "
-                    "'model.safetensors')`."
-                )
+        if unpickle and pickled and not any(folder.glob("*.safetensors*")):
             self._unpickled = _unpickle(pickled)
             return
         for path in weight_files(folder):
