@@ -60,6 +60,7 @@ def cell(contender: str = "ngram", requests: list[RequestRecord] | None = None, 
         "memory": [Memory(name="target", weight_bytes=1000, kv_bytes_per_token=8)],
         "rss_before": 100,
         "rss_peak": 300,
+        "stood_still_s": 0.06,
         "max_guesses": 3,
     }
     return Cell(**(fields | more))

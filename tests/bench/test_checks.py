@@ -22,7 +22,7 @@ def failed(cells: list[Cell]) -> list[str]:
 
 def test_honest_cells_pass() -> None:
     checks = checks_of(HONEST)
-    assert [check.passed for check in checks] == [True] * 7
+    assert [check.passed for check in checks] == [True] * 8
     assert all(check.checked for check in checks)
 
 
@@ -41,6 +41,7 @@ def told(**changes: Any) -> SpeculationStats:
         (cell(requests=[request(speculation=told(accepted_by_depth=[1, 2]))]), "accepted <= drafted"),
         (cell(requests=[request(chunk_tokens=[1, 3, 3])]), "tokens of all chunks"),
         (cell(requests=[request(chunk_times_s=[0.5, 0.7])]), "itl per chunk"),
+        (cell(stood_still_s=2.5), "the process ran all the time"),
         (cell(shares=TimeShares(verify_s=1.9, sample_s=0.2)), "draft + verify"),
         (cell(requests=[request(token_ids=[0, 1, 2, 9, 4, 5])]), "outputs equal those without"),
         (cell(requests=[request(token_ids=None, text="texts")]), "outputs equal those without"),
@@ -68,6 +69,6 @@ def test_an_output_cut_by_the_end_of_text_does_not_break_the_latency_identity() 
 
 def test_nothing_to_check_is_not_passed() -> None:
     silent = request(speculation=None, chunk_tokens=[], tokens=None)
-    checks = checks_of([cell(requests=[silent], shares=None, max_guesses=None)])
-    assert [check.passed for check in checks] == [True, *[None] * 6]
+    checks = checks_of([cell(requests=[silent], shares=None, max_guesses=None, stood_still_s=None)])
+    assert [check.passed for check in checks] == [True, *[None] * 7]
     assert checks[-1].line() == "nothing to check: outputs equal each other"

@@ -95,7 +95,7 @@ def test_figures_stand_in_the_page() -> None:
     page = page_of(report(), {})
     assert "12.0 (1.00x, 2.50)" in page  # 24 tokens in two seconds, as without speculation
     assert "goodput s" in page
-    assert page.count('class="passed"') == 7
+    assert page.count('class="passed"') == 8
 
 
 def test_the_json_is_the_report(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def checks_of(cells: Sequence[Cell]) -> list[Check]:
             _latencies(cells),
         ),
         _check("draft + verify + sample + idle <= wall time", _shares(cells)),
+        _check("the process ran all the time", _still(cells)),
         _check(_equality_name(cells), _equal(cells)),
     ]
 
@@ -135,6 +136,13 @@ def _shares(cells: Iterable[Cell]) -> Found:
         if cell.shares is not None:
             wrong = f"{_where(cell)}: {cell.shares.sum_s:.3f} s of {cell.duration_s:.3f} s"
             yield wrong if cell.shares.sum_s > cell.duration_s * (1 + 1e-6) else None
+
+
+def _still(cells: Iterable[Cell]) -> Found:
+    for cell in cells:
+        if cell.stood_still_s is not None:
+            wrong = f"{_where(cell)}: stood still for {cell.stood_still_s:.1f} s"
+            yield wrong if cell.disturbed else None
 
 
 def _equality_name(cells: Iterable[Cell]) -> str:

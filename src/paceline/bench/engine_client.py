@@ -83,6 +83,7 @@ class EngineSession:
             memory=_memory(self._llm.lanes),
             rss_before=self._rss_before,
             rss_peak=memory.peak,
+            stood_still_s=memory.stood_still_s,
             max_guesses=self._contender.max_guesses,
             load_s=self._llm.load_s,
             mode=lanes.mode,

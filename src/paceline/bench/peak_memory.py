@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
@@ -35,16 +36,20 @@ def _resident(processes: Iterable[psutil.Process]) -> int:
 class PeakMemory:
     """Looks every 50 ms at the processes that there were at the beginning: an engine starts its own before
     it serves, and to look for others would take time from what is measured. `peak` is the most that was
-    seen."""
+    seen, `stood_still_s` the longest time between two looks: where it is seconds, the process was stopped."""
 
     def __init__(self) -> None:
         self._processes = _family()
         self.peak = _resident(self._processes)
+        self.stood_still_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="paceline-memory", daemon=True)
 
     def _watch(self) -> None:
+        last = time.perf_counter()
         while not self._stop.wait(_EVERY_S):
+            now = time.perf_counter()
+            self.stood_still_s, last = max(self.stood_still_s, now - last), now
             self.peak = max(self.peak, _resident(self._processes))
 
     def __enter__(self) -> Self:

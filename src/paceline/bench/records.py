@@ -7,6 +7,8 @@ from msgspec import Struct
 from paceline.core.stats import SpeculationStats
 from paceline.sim.metrics import RequestTimes
 
+STOOD_STILL_S = 1.0
+"""A cell whose process stood still for longer has measured that."""
 Place = tuple[str, int | None, float | None, float]
 """A workload and a load: everything of a cell but who and when."""
 
@@ -75,6 +77,7 @@ class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
     """key: of everything its figures depend on.  duration_s: from the first request's arrival to the last
     one's end.  shares, memory, rss: None or empty where a server tells nothing.  rss_before, rss_peak: bytes
     of this process and its children before the engine was made, and the most while the cell ran.
+    stood_still_s: longest time in which this process did not run at all, as after a SIGSTOP.
     speculation: of the whole cell, where requests have none.  max_guesses: per verification, as configured.
     """
 
@@ -91,11 +94,16 @@ class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
     memory: list[Memory] = []
     rss_before: int | None = None
     rss_peak: int | None = None
+    stood_still_s: float | None = None
     speculation: SpeculationStats | None = None
     max_guesses: int | None = None
     load_s: float | None = None
     mode: str | None = None
     placement: str | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        return self.stood_still_s is not None and self.stood_still_s > STOOD_STILL_S
 
     @property
     def ended(self) -> list[RequestRecord]:

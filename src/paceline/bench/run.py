@@ -13,6 +13,8 @@ from paceline.bench.records import Cell
 from paceline.bench.settings import Settings
 from paceline.bench.store import CellStore, key_of
 
+_ATTEMPTS = 3
+
 
 class Session(Protocol):
     def measure(self, key: str, workload: Workload, load: Load, repeat: int) -> Cell: ...
@@ -65,6 +67,15 @@ class Matrix:
         return [cell for key in self.keys() if (cell := store.get(key)) is not None]
 
 
+def _undisturbed(session: Session, key: str, workload: Workload, load: Load, repeat: int) -> Cell:
+    """Measured again where the process stood still; the last attempt is kept, and a check tells of it."""
+    for _ in range(_ATTEMPTS - 1):
+        cell = session.measure(key, workload, load, repeat)
+        if not cell.disturbed:
+            return cell
+    return session.measure(key, workload, load, repeat)
+
+
 def run(matrix: Matrix, store: CellStore, done: Callable[[Cell], None]) -> None:
     """Measures what `store` lacks. done: told of each cell once it is on disk."""
     contenders = {each.name: each for each in matrix.contenders}
@@ -81,6 +92,6 @@ def run(matrix: Matrix, store: CellStore, done: Callable[[Cell], None]) -> None:
             continue
         with contender.started() as session:
             for key, workload, load in missing:
-                cell = session.measure(key, workload, load, repeat)
+                cell = _undisturbed(session, key, workload, load, repeat)
                 store.add(cell)
                 done(cell)
