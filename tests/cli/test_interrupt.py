@@ -17,6 +17,7 @@ def test_the_first_asks_the_second_does_not(signum: signal.Signals) -> None:
         assert not stop.is_set()
         os.kill(os.getpid(), signum)
         assert stop.is_set()
+        assert stop.exit_code == 128 + signum
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signum)
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before

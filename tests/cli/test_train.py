@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from paceline import LLM, SamplingParams
 from paceline.cli import cli
 from paceline.loading import load
 from paceline.loading.heads import load_head
+from paceline.train.curves import Metrics
 from tests import tiny
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}"
@@ -78,6 +81,32 @@ def test_all_stages_and_again(tmp_path: Path) -> None:
         if path.suffix == ".safetensors":
             assert path.stat().st_mtime_ns == time, path
     assert (out / "metrics.jsonl").read_text().splitlines() == [json.dumps(record) for record in records]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_training_that_is_stopped_keeps_what_there_is_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, code: int
+) -> None:
+    arguments = ("--target", target(tmp_path), "--data", prompts(tmp_path), "--out", tmp_path / "out")
+    updates: list[dict[str, Any]] = []
+    add = Metrics.add
+
+    def stop_soon(metrics: Metrics, record: dict[str, Any]) -> None:
+        add(metrics, record)
+        updates.append(record)
+        if len(updates) == 1:
+            os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(Metrics, "add", stop_soon)
+    stopped = train(*arguments)
+    assert stopped.exit_code == code, stopped.output
+    assert "stopped; the same command goes on from here" in stopped.output
+    assert (tmp_path / "out" / "state.pt").exists()
+    seen = len(updates)
+    finished = train(*arguments)
+    assert finished.exit_code == 0, finished.output
+    assert "stopped" not in finished.output
+    assert updates[seen]["update"] > updates[0]["update"]
 
 
 def test_the_head_drafts_for_its_target_and_changes_nothing(tmp_path: Path) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.config import SpeculationConfig
 from paceline.core.suffix_cache import SuffixCache
+from paceline.core.work import FinishedOutput
+from paceline.drafters import suffix_file
+from paceline.drafters.suffix import configured
 from paceline.drafters.suffix_file import SuffixFile
 from paceline.errors import ConfigError
 
@@ -38,7 +44,7 @@ def test_outputs_come_back_in_order_with_their_tenants(tmp_path: Path) -> None:
         ([number, 2, 3], "one" if number % 2 else "other") for number in range(2, 7)
     ]
     assert again.catch_up(100) == 0, "all of it is found at once"
-    assert os.listdir(tmp_path) == ["past"]
+    assert sorted(os.listdir(tmp_path)) == [".past.lock", "past"]
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
@@ -123,3 +129,115 @@ def test_parts_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str,
 def test_a_folder_that_is_not_there_is_noticed_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         file(tmp_path / "missing" / "past")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that nobody may write to")
+def test_where_nothing_can_be_written_is_noticed_at_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"no file can be written in /proc: .*\. Allow it, or name another"):
+        file(Path("/proc/past"))
+
+
+# ---------------------------------------------------------------- several engines
+
+
+def kept(path: Path) -> list[list[int]]:
+    whole = cache()
+    file(path).read(whole)
+    return [text.tolist() for text, _ in whole.texts()]
+
+
+def test_two_engines_keep_the_outputs_of_both(tmp_path: Path) -> None:
+    path = tmp_path / "past"
+    start = cache()
+    start.add([1, 1], "one")
+    file(path).write(start)
+    engines = [(file(path), cache()) for _ in range(2)]
+    for own, outputs in engines:
+        own.read(outputs)
+    for number, (own, outputs) in enumerate(engines, 2):
+        outputs.add([number, number], "one")
+        own.write(outputs)
+    assert kept(path) == [[1, 1], [2, 2], [3, 3]]
+
+
+def test_the_latest_are_kept_of_more_than_there_is_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "past"
+    engines = [(file(path), cache()) for _ in range(2)]
+    for first, (own, outputs) in zip((0, 10), engines, strict=True):
+        for number in range(first, first + 4):
+            outputs.add([number, number], "one")
+        own.write(outputs)
+    assert kept(path) == [[number, number] for number in (3, 10, 11, 12, 13)]
+
+
+def test_of_many_that_write_at_once_none_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "past"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    writers = [subprocess.Popen([*command, str(number)]) for number in range(4)]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    whole = SuffixCache(8, 100, 2**20)
+    file(path, sharing="shared").read(whole)
+    assert sorted(text.tolist() for text, _ in whole.texts()) == [
+        [number, again] for number in range(4) for again in range(5)
+    ]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from paceline.config import SpeculationConfig
+from paceline.core.suffix_cache import SuffixCache
+from paceline.core.work import FinishedOutput
+from paceline.drafters import suffix_file
+from paceline.drafters.suffix import configured
+from paceline.drafters.suffix_file import SuffixFile
+for again in range(5):
+    cache = SuffixCache(8, 100, 2**20)
+    file = SuffixFile(Path(sys.argv[1]), "shared", "abc", 50)
+    file.read(cache)
+    cache.add([int(sys.argv[2]), again])
+    file.write(cache)
+"""
+
+HOLDER = """
+import sys
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_who_holds_the_file_is_waited_for_and_may_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, outputs = tmp_path / "past", cache()
+    outputs.add([1, 2], "one")
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / ".past.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        monkeypatch.setattr(suffix_file, "_PATIENCE_S", 0.1)
+        with pytest.raises(OSError, match="lock"):
+            file(path).write(outputs)
+        holder.kill()
+    file(path).write(outputs)
+    assert kept(path) == [[1, 2]]
+
+
+def test_one_of_another_kind_that_took_its_place_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "past"
+    drafters = [
+        configured(SpeculationConfig(suffix_cache=sharing, suffix_cache_file=str(path)), lambda: "abc", 50)
+        for sharing in ("shared", "tenant")
+    ]
+    for drafter in drafters:
+        drafter.learn([FinishedOutput([1, 2, 3], "one")])
+        drafter.close()
+    assert "outputs of this run are not kept" in caplog.text
+    assert "was not kept with speculation.suffix_cache = tenant" in caplog.text
+    whole = cache()
+    file(path, sharing="shared").read(whole)
+    assert len(whole) == 1

@@ -30,15 +30,22 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
+class Stop(threading.Event):
+    """exit_code: as a shell reports a command that the signal ended."""
+
+    exit_code = 0
+
+
 @contextmanager
-def told_to_stop() -> Iterator[threading.Event]:
+def told_to_stop() -> Iterator[Stop]:
     """Within, the first Ctrl-C or SIGTERM sets the event, so that what is under way comes to its end; the
     second does not wait for it."""
-    stop = threading.Event()
+    stop = Stop()
 
     def note(signum: int, frame: FrameType | None) -> None:
         if stop.is_set():
             signal.default_int_handler(signum, frame)
+        stop.exit_code = 128 + signum
         stop.set()
 
     previous = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}

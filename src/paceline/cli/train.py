@@ -139,6 +139,8 @@ def eagle3(**values: Any) -> None:
         with told_to_stop() as stop:
             over = train_stage(setup, places, recipe, layout=values["layout"], quiet=quiet, stop=stop.is_set)
         _say_what_came_out(places, over=over)
+        if not over:
+            click.get_current_context().exit(stop.exit_code)
 
 
 def _make_folders(*folders: Path) -> None:

@@ -22,7 +22,10 @@ class SuffixCache:
     """
 
     def __init__(self, depth: int, max_texts: int, max_bytes: int) -> None:
+        self._limits = depth, max_texts, max_bytes
         self._max_texts = max_texts
+        self.num_added = 0
+        """Texts, since the beginning."""
         levels = sum(gram <= depth for gram in GRAMS)
         # A sixth for the hash tables, down to a power of two.
         buckets = 1 << max(4, (max_bytes // (6 * 4 * levels)).bit_length() - 1)
@@ -68,10 +71,15 @@ class SuffixCache:
         start = index.end
         index.write(tokens)
         self._texts.append((start, index.end, tenant))
+        self.num_added += 1
 
     def catch_up(self, most: int) -> bool:
         """A share of the work that texts added before have left; whether some is still to be done."""
         return self.index.catch_up(most) > 0
+
+    def emptied(self) -> SuffixCache:
+        """One of the same limits that holds nothing."""
+        return SuffixCache(*self._limits)
 
     def texts(self) -> Iterator[tuple[npt.NDArray[np.int32], str]]:
         """Each with its tenant, the oldest first."""

@@ -18,6 +18,7 @@ from paceline.core.token_tree import ROOT, TokenTree
 from paceline.core.work import Announcement, DraftItem, DraftNodes, FinishedOutput, Proposal
 from paceline.drafters.base import PerRequestDrafter
 from paceline.drafters.suffix_file import SuffixFile
+from paceline.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,10 @@ class SuffixDrafter(PerRequestDrafter[SuffixState]):
         try:
             self._file.write(self._cache)
         except OSError as error:
-            logger.warning("outputs of this run are not kept, %s: %s", self._file.path, error.strerror)
+            reason = error.strerror or error
+            logger.warning("outputs of this run are not kept, %s: %s", self._file.path, reason)
+        except ConfigError as error:  # another has replaced it meanwhile
+            logger.warning("outputs of this run are not kept: %s", error)
 
     def _tenant(self, name: str) -> str | None:
         """Names are never kept, only what tells them apart."""
