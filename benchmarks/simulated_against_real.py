@@ -1,8 +1,8 @@
 """One hundred mixed requests on the real engine, and the same ones simulated: do the times agree?
 
-    python benchmarks/simulated_against_real.py --out DIR serve
-    python benchmarks/simulated_against_real.py --out DIR trace
-    python benchmarks/simulated_against_real.py --out DIR --costs costs.json compare
+    python benchmarks/simulated_against_real.py serve --out DIR
+    python benchmarks/simulated_against_real.py trace --out DIR
+    python benchmarks/simulated_against_real.py compare --out DIR --costs costs.json
 
 `serve` sends the requests (chat, code, edit, maths, summary in turn, at most so many tokens each as a draw
 says) through `AsyncLLM`: as they come (Poisson) and all at once, `--repeats` times in turn, and keeps what
@@ -22,9 +22,10 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from tqdm import tqdm
@@ -45,10 +46,11 @@ from paceline.core.work import (
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.replay import read_log
 from paceline.loading import load
+from paceline.profiling.fit import scaled
 from paceline.sim.acceptance import RequestTrace, read_traces, write_traces
 from paceline.sim.cost import CostModel, load_costs
 from paceline.sim.drafters import PricedRecord, RecordedDrafter, SimDrafter, model_free
-from paceline.sim.forms import pass_seconds
+from paceline.sim.forms import TableDraft, TablePass, pass_seconds
 from paceline.sim.metrics import Distribution, RequestTimes, latencies
 from paceline.sim.requests import SimRequest
 from paceline.sim.simulator import SimResult, simulate
@@ -150,7 +152,8 @@ def arrivals(kind: str, count: int, rate: float, seed: int) -> list[float]:
 
 
 async def serve_one(engine: AsyncLLM, asked: Asked, due: float, started: float) -> Served:
-    await asyncio.sleep(started + due - perf_counter())
+    if (wait := started + due - perf_counter()) > 0.0:
+        await asyncio.sleep(wait)
     times: list[float] = []
     counts: list[int] = []
     params = SamplingParams(max_tokens=asked.max_tokens, temperature=0.0)
@@ -164,7 +167,8 @@ async def serve_one(engine: AsyncLLM, asked: Asked, due: float, started: float) 
 
 
 async def serve_all(engine: AsyncLLM, asked: Sequence[Asked], due: Sequence[float]) -> list[Served]:
-    started = perf_counter() + 0.1
+    """Those that are due at once come in the order that they are given in."""
+    started = perf_counter()
     return list(
         await asyncio.gather(
             *(serve_one(engine, each, at, started) for each, at in zip(asked, due, strict=True))
@@ -174,11 +178,11 @@ async def serve_all(engine: AsyncLLM, asked: Sequence[Asked], due: Sequence[floa
 
 def serve(args: argparse.Namespace, folder: Folder) -> None:
     """Each run has an engine of its own: nothing is left in its caches, or in what its planner has learnt."""
-    for repeat, kind in itertools.product(range(args.repeats), args.kinds):
+    for repeat, kind in itertools.product(range(args.first, args.first + args.repeats), args.kinds):
         engine = AsyncLLM(config=config_of(args), record=folder.log(kind, repeat))
         try:
             asked = questions(engine, args.data, args.requests, args.seed)
-            due = arrivals(kind, len(asked), args.rate, args.seed)
+            due = arrivals(kind, len(asked), args.rate, args.seed + repeat)
             warm = engine.stream(asked[0].prompt[:5], SamplingParams(max_tokens=2, temperature=0.0))
             asyncio.run(_drained(warm))
             served = asyncio.run(serve_all(engine, asked, due))
@@ -220,39 +224,45 @@ def trace(args: argparse.Namespace, folder: Folder) -> None:
 
 @dataclass(frozen=True)
 class Figures:
-    """tokens_per_s: from the first arrival to the last token."""
+    """tokens_per_s: from the first arrival to the last token.  of: over the requests of all runs."""
 
     tokens_per_s: float
     of: dict[str, Distribution]
 
 
-def figures(times: Sequence[RequestTimes]) -> Figures:
-    last, first = max(each.end_s for each in times), min(each.arrival_s for each in times)
-    found = latencies(times)
+def figures(runs: Sequence[Sequence[RequestTimes]]) -> Figures:
+    found = latencies([each for run in runs for each in run])
     parts = {"ttft": found.ttft_s, "tpot": found.tpot_s, "e2e": found.e2e_s}
     return Figures(
-        sum(each.tokens or 0 for each in times) / (last - first),
+        statistics.fmean(map(rate, runs)),
         {name: part for name, part in parts.items() if part is not None},
     )
 
 
-def table(kind: str, real: Sequence[Figures], simulated: Sequence[Figures]) -> list[str]:
-    """Medians over repeats, and how far the repeats of the real run are apart."""
-    lines = [f"{kind:10} {'real':>10} {'(range)':>20} {'simulated':>10} {'ratio':>7}"]
-    rows: list[tuple[str, Callable[[Figures], float], float, str]] = [
-        ("tok/s", lambda each: each.tokens_per_s, 1.0, "")
+def rate(run: Sequence[RequestTimes]) -> float:
+    seconds = max(each.end_s for each in run) - min(each.arrival_s for each in run)
+    return sum(each.tokens or 0 for each in run) / seconds
+
+
+def table(kind: str, real: Sequence[Sequence[RequestTimes]], told: Sequence[Sequence[RequestTimes]]) -> str:
+    """With how far the real runs are apart."""
+    lines = [f"{kind:10} {'real':>10} {'(range of runs)':>20} {'simulated':>10} {'ratio':>7}"]
+    rows: list[tuple[str, Callable[[Figures], float], float]] = [
+        ("tok/s", lambda each: each.tokens_per_s, 1.0)
     ]
     for name, level in itertools.product(("ttft", "tpot", "e2e"), (50, 95)):
-        rows.append((f"{name} p{level}", lambda each, n=name, q=level: each.of[n].percentiles[q], 1e3, "ms"))  # type: ignore[misc]
-    for label, value, scale, unit in rows:
-        measured = [scale * value(each) for each in real]
-        foretold = statistics.median(scale * value(each) for each in simulated)
-        middle = statistics.median(measured)
+        rows.append((f"{name} p{level}", partial(_level, name=name, level=level), 1e3))
+    whole, foretold, single = figures(real), figures(told), [figures([run]) for run in real]
+    for label, value, scale in rows:
+        measured = [scale * value(each) for each in single]
         spread = f"{min(measured):.1f} to {max(measured):.1f}"
-        lines.append(
-            f"{label:10} {middle:10.1f} {spread:>20} {foretold:10.1f} {foretold / middle:7.3f} {unit}"
-        )
-    return lines
+        here, there = scale * value(whole), scale * value(foretold)
+        lines.append(f"{label:10} {here:10.1f} {spread:>20} {there:10.1f} {there / here:7.3f}")
+    return "\n".join(lines)
+
+
+def _level(each: Figures, *, name: str, level: int) -> float:
+    return each.of[name].percentiles[level]
 
 
 def simulated(
@@ -359,40 +369,57 @@ def priced(costs: CostModel, name: str, items: Sequence[DraftItem], proposals: S
     return costs.draft(name).seconds(len(items), max(lengths, default=0), sum(lengths), unread, context)
 
 
+def at_pace(costs: CostModel, folder: Folder, kind: str, repeat: int, wanted: bool) -> CostModel:
+    """The costs at the pace that the machine had in this run. What tells it are the passes over prompts,
+    which are nearly the same work in every run."""
+    if not wanted:
+        return costs
+    part = explained(folder.log(kind, repeat), renamed_costs(costs))["pass with prompts"]
+    pace = part.real / part.told
+    target = scaled(cast(TablePass, costs.target), pace)
+    drafts = {name: scaled(cast(TableDraft, each), pace) for name, each in costs.drafts.items()}
+    overhead = {name: pace * getattr(costs, name) for name in ("step_overhead_s", "request_overhead_s")}
+    return replace(costs, target=target, drafts=drafts, **overhead)
+
+
 def compare(args: argparse.Namespace, folder: Folder) -> None:
-    costs, speculation = load_costs(args.costs), config_of(args).speculation
+    """Every run is simulated with every file of costs."""
+    costs, speculation = [load_costs(path) for path in args.costs], config_of(args).speculation
     for kind in args.kinds:
         repeats = [repeat for other, repeat in folder.runs() if other == kind]
+        repeats = [repeat for repeat in repeats if not args.only or repeat in args.only]
         for repeat in repeats:
             events = replayed(folder.log(kind, repeat)).events
             print(f"{kind} {repeat}: {events} events simulated to identical work")
-        results = [simulated(folder, kind, repeat, costs, speculation) for repeat in repeats]
+        results = [
+            simulated(folder, kind, repeat, at_pace(each, folder, kind, repeat, args.at_pace), speculation)
+            for repeat, each in itertools.product(repeats, costs)
+        ]
         real = [[each.times() for each in folder.read(kind, repeat)] for repeat in repeats]
-        print("\n".join(table(kind, list(map(figures, real)), [figures(each.finished) for each in results])))
-        for result in results[:1]:
-            spent = result.spent
-            print(
-                f"simulated: {result.target_passes} passes, {result.questions} questions; verify "
-                f"{spent.verify:.2f} s, draft {spent.draft:.2f} s, overhead {spent.overhead:.2f} s"
-            )
-        for name, each in sorted(explained(folder.log(kind, repeats[0]), renamed_costs(costs)).items()):
-            ratio = f"{each.told / each.real:6.3f}" if each.real else ""
-            print(f"  {name:28} {each.count:5} {each.real:8.3f} s {each.told:8.3f} s {ratio}")
+        print(table(kind, real, [each.finished for each in results]))
+        for repeat, each in itertools.product(repeats, costs):
+            print(f"run {repeat}: what was measured, what the costs say of the same work")
+            for name, part in sorted(explained(folder.log(kind, repeat), renamed_costs(each)).items()):
+                ratio = f"{part.told / part.real:6.3f}" if part.real else ""
+                print(f"  {name:28} {part.count:5} {part.real:8.3f} s {part.told:8.3f} s {ratio}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("stage", choices=["serve", "trace", "compare"])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--costs", type=Path)
+    parser.add_argument("--costs", type=Path, nargs="+", help="of paceline profile, one or several")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="compare these runs")
+    parser.add_argument("--at-pace", action="store_true", help="with costs at the machine's pace in each run")
     parser.add_argument("--draft", default="ngram+eagle3")
     parser.add_argument("--dtype", default="int8")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--max-num-seqs", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=4.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=2.0, help="requests per second")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first repeat")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
     args = parser.parse_args()

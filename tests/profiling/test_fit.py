@@ -17,6 +17,7 @@ from paceline.profiling.fit import (
     fitted_draft,
     fitted_pass,
     pass_error,
+    scaled,
     split,
 )
 from paceline.profiling.nnls import nonnegative
@@ -78,6 +79,13 @@ def test_whatever_was_measured_no_larger_pass_is_quicker(
             times = [form.seconds(new, kv, requests) for new in range(1, 600, 7)]
             assert all(a <= b * (1 + 1e-9) for a, b in pairwise(times))
     assert form.seconds(8, 4000, 2) >= form.seconds(8, 100, 2)
+
+
+def test_a_scaled_form_is_longer_everywhere() -> None:
+    slower = scaled(TRUTH, 1.25)
+    for new, kv, requests in ((1, 0, 1), (30, 4000, 8), (700, 90, 1)):
+        assert slower.seconds(new, kv, requests) == pytest.approx(1.25 * TRUTH.seconds(new, kv, requests))
+    assert (slower.new_tokens, slower.most_rows) == (TRUTH.new_tokens, TRUTH.most_rows)
 
 
 def test_a_drafters_parts_are_found_again() -> None:

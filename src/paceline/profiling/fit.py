@@ -6,11 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from paceline.profiling.nnls import Array, nonnegative
 from paceline.sim.forms import PassShape, TableDraft, TablePass
+
+Scaled = TypeVar("Scaled", TablePass, TableDraft)
 
 _MOST_ROWS = 16
 _PASS_PARTS = ("per_kv_token_s", "per_request_s", "per_pair_s", "per_kv_again_s", "per_row_s")
@@ -106,6 +110,16 @@ def _draft_columns(sample: DraftSample) -> tuple[float, ...]:
     """What each of `_DRAFT_PARTS` is multiplied by."""
     kv = sample.kv_tokens
     return (sample.requests, sample.guesses, sample.unread, kv, sample.levels * kv)
+
+
+def scaled(form: Scaled, factor: float) -> Scaled:
+    """All of its times so many times as long."""
+    times = {name: getattr(form, name) for name in form.__struct_fields__ if name.endswith(("_s", "_at"))}
+    changed = {
+        name: tuple(factor * each for each in time) if isinstance(time, tuple) else factor * time
+        for name, time in times.items()
+    }
+    return msgspec.structs.replace(form, **changed)
 
 
 def _relative_fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> Array:

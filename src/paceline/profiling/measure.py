@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -56,10 +56,14 @@ class StepSample:
 
 @dataclass(slots=True)
 class Measured:
+    """uneven: by what is measured, the mean of its times over their medians: what disturbs a few of many
+    repetitions no median shows, and a run of many steps has its share of."""
+
     passes: dict[PassCell, PassSample] = field(default_factory=dict)
     drafts: dict[str, list[DraftSample]] = field(default_factory=dict)
     steps: list[StepSample] = field(default_factory=list)
     rounds: dict[str, int] = field(default_factory=dict)
+    uneven: dict[str, float] = field(default_factory=dict)
 
 
 class Measurement:
@@ -130,6 +134,7 @@ class Measurement:
             )
             for cell, found in timed.items()
         }
+        self.measured.uneven["target"] = _uneven(timed.values())
         for (count, start), found in self._reading.items():
             cell = PassCell(1, count, start, prompt=True)
             sample = PassSample(count, start, 1, found.median, found.spread, rows=0)
@@ -166,6 +171,8 @@ class Measurement:
                     features = (found.mean(0), found.mean(1), found.mean(2), found.mean(3))
                     samples.append(DraftSample(cell.requests, *features, found.median, found.spread))
             self.measured.drafts[self._rig.drafters[drafter]] = samples
+            asked = [found for (other, _), found in timed.items() if other == drafter]
+            self.measured.uneven[self._rig.drafters[drafter]] = _uneven(asked)
 
     def _tell_texts(self) -> list[list[DraftSample]]:
         """Every text that will be asked about, from its beginning to where it will be asked: alone and with
@@ -246,6 +253,12 @@ class Measurement:
                 measure(cell)
             done += 1
         return done
+
+
+def _uneven(timed: Iterable[_Timed]) -> float:
+    cells = [each for each in timed if each.seconds]
+    usual = sum(len(each.seconds) * each.median for each in cells)
+    return max(sum(sum(each.seconds) for each in cells) / usual, 1.0) if usual else 1.0
 
 
 def _turned(tokens: Sequence[int], by: int, length: int) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from paceline import __version__
-from paceline.config import Config, GroupsConfig
+from paceline.config import Config, GroupsConfig, SpeculationConfig
 from paceline.core.scheduler import Limits
 from paceline.drafters.registry import drafters_of
 from paceline.engine.build import Built, build
@@ -25,11 +25,13 @@ from paceline.profiling.fit import (
     fitted_draft,
     fitted_pass,
     pass_error,
+    scaled,
     split,
 )
 from paceline.profiling.measure import Measured, Measurement
 from paceline.profiling.nnls import nonnegative
 from paceline.profiling.plan import CHUNK, QUICK, PassCell, Plan
+from paceline.profiling.streams import streaming_s
 from paceline.profiling.text import TEXT
 from paceline.sim.cost import CoreCosts, CostModel
 from paceline.sim.forms import TableDraft, TablePass
@@ -131,10 +133,14 @@ def _part(config: Config, plan: Plan, names: Sequence[str], progress: Progress) 
         measured = Measurement(built.engine, plan, tokens, progress).run()
     finally:
         built.engine.close()
-    target, error = _target(measured)
+    step, request = _steps(measured)
+    streams = _streaming(config, plan, tokens, progress)
+    form, error = _target(measured)
+    target = scaled(form, measured.uneven["target"])
     drafts, errors = {}, {"target": error}
-    for name, samples in zip(names, measured.drafts.values(), strict=True):
-        drafts[name], errors[name] = _draft(samples)
+    for name, (own, samples) in zip(names, measured.drafts.items(), strict=True):
+        draft, errors[name] = _draft(samples)
+        drafts[name] = scaled(draft, measured.uneven[own])
     about: dict[str, object] = {
         "target": built.model.name,
         "dtype": built.precision,
@@ -142,8 +148,17 @@ def _part(config: Config, plan: Plan, names: Sequence[str], progress: Progress) 
         "batches": list(plan.batches),
         "contexts": list(plan.contexts),
         "rounds": measured.rounds,
+        "mean_over_median": measured.uneven,
+        "streaming_s": list(streams),
     }
-    return _Part(target, drafts, errors, _steps(measured), about)
+    return _Part(target, drafts, errors, (step + streams[0], request + streams[1]), about)
+
+
+def _streaming(config: Config, plan: Plan, tokens: Sequence[int], progress: Progress) -> tuple[float, float]:
+    """See `streams.streaming_s`: of an engine without a drafter, in which only that differs."""
+    alone = replace(_roomy(config, plan), speculation=SpeculationConfig(draft="none"))
+    batches = tuple(dict.fromkeys((1, plan.batches[len(plan.batches) // 2], plan.most_requests)))
+    return streaming_s(alone, tokens, batches, plan.run_tokens, lambda: progress(0.99, "streams"))
 
 
 def _built(config: Config, plan: Plan) -> tuple[Built, Plan, list[int]]:
