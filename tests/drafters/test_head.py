@@ -25,6 +25,7 @@ from paceline.core.work import Announcement, DraftItem
 from paceline.drafters.head import HeadModel
 from paceline.drafters.tree_drafter import DraftSequence, TreeDrafter
 from paceline.execution.forward_batch import Segment, SlotTables, build_batch
+from paceline.execution.target_view import Span
 from paceline.kernels.batch import TokenBatch
 from paceline.kernels.kv_cache import KVCache
 from paceline.models.head_chain import draft_chain
@@ -70,10 +71,12 @@ class Source:
     def computed(self, request_id: str) -> int:
         return self.reached.get(request_id, 0)
 
-    def features(self, request_id: str, start: int, end: int) -> Tensor:
-        assert 0 <= start <= end <= self.computed(request_id)
-        text = tuple(self.texts[request_id])
-        return torch.stack([features_of(text[: at + 1]) for at in range(start, end)])
+    def features(self, spans: Sequence[Span]) -> Tensor:
+        assert all(0 <= start <= end <= self.computed(request_id) for request_id, start, end in spans)
+        texts = {request_id: tuple(self.texts[request_id]) for request_id, _, _ in spans}
+        return torch.stack(
+            [features_of(texts[name][: at + 1]) for name, start, end in spans for at in range(start, end)]
+        )
 
 
 @dataclass

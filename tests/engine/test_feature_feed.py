@@ -58,7 +58,7 @@ def test_each_position_is_sent_once_and_comes_as_it_was(
         _, _, copy = codec.decode(codec.encode(message, 1))
         received.take(copy.request_id, copy.generation, copy.start, tensor_of(copy))
     assert received.computed("r") == 12
-    assert torch.equal(received.features("r", 0, 12), view.features("r", 0, 12))
+    assert torch.equal(received.features([("r", 0, 12)]), view.features([("r", 0, 12)]))
 
 
 def test_a_new_announcement_begins_anew() -> None:
@@ -106,7 +106,7 @@ def test_position_0_begins_anew() -> None:
     received.take("r", 1, 0, torch.zeros(3, 2, 3))
     received.take("r", 1, 0, torch.ones(2, 2, 3))
     assert received.computed("r") == 2
-    assert received.features("r", 0, 2).eq(1).all()
+    assert received.features([("r", 0, 2)]).eq(1).all()
 
 
 def test_features_of_another_size_than_they_say_are_malformed() -> None:

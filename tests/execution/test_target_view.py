@@ -72,9 +72,11 @@ class Reader:
         if known:
             assert known == len(text) - 1
             for start in {0, item.start - 1, known - 1} - {-1}:
-                assert torch.equal(self._view.features(item.request_id, start, known), features[start:known])
+                assert torch.equal(
+                    self._view.features([(item.request_id, start, known)]), features[start:known]
+                )
             with pytest.raises(ValueError, match="captures 3 places"):
-                self._view.features(item.request_id, 0, known + 1)
+                self._view.features([(item.request_id, 0, known + 1)])
         else:
             self.blind += 1
         self.seen.append(known)
@@ -89,7 +91,7 @@ class Reader:
         for item in items:
             text = self._take_in(item)
             assert self._view.computed(item.request_id) >= len(text)
-            got = self._view.features(item.request_id, 0, len(text))
+            got = self._view.features([(item.request_id, 0, len(text))])
             assert torch.equal(got, reference(text)[0])
 
     def release(self, request_ids: Iterable[str]) -> None:
@@ -191,7 +193,7 @@ def test_slots_that_another_wrote_are_not_read() -> None:
     run(3, "c", 2, [30, 5])
     assert (view.computed("a"), view.computed("b"), view.computed("c")) == (0, 10, 2)
     with pytest.raises(ValueError, match="has computed 0"):
-        view.features("a", 0, 1)
+        view.features([("a", 0, 1)])
     kept = (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)  # of texts that were computed before, as a cached prefix is
     lab.target.run(RunTarget(4, (TargetItem("d", 1, 10, (1,), 0, (*kept, 40), False),)))
     assert (view.computed("b"), view.computed("d")) == (0, 11), "its row is another's"

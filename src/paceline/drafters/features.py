@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from paceline.drafters.base import Drafter
+from paceline.execution.rows import joined, taken
+from paceline.execution.target_view import Span
 
 
 class FeatureSource(Protocol):
@@ -16,8 +19,9 @@ class FeatureSource(Protocol):
         """Of how many tokens of the request, from the first one on, features can be read now."""
         ...
 
-    def features(self, request_id: str, start: int, end: int) -> Tensor:
-        """`[end - start, num_captured, hidden]` of positions below `computed`, a copy."""
+    def features(self, spans: Sequence[Span]) -> Tensor:
+        """`[positions, num_captured, hidden]` of all spans, one after the other: positions below `computed`.
+        To be read, and no longer than until the next that come."""
         ...
 
 
@@ -41,8 +45,8 @@ class FeatureColumns:
     def computed(self, request_id: str) -> int:
         return self._source.computed(request_id)
 
-    def features(self, request_id: str, start: int, end: int) -> Tensor:
-        return self._source.features(request_id, start, end)[:, self._columns]
+    def features(self, spans: Sequence[Span]) -> Tensor:
+        return taken(self._source.features(spans), (slice(None), self._columns))
 
 
 class ReceivedFeatures:
@@ -74,8 +78,8 @@ class ReceivedFeatures:
         known = self._of.get(request_id)
         return known.length if known is not None else 0
 
-    def features(self, request_id: str, start: int, end: int) -> Tensor:
-        return self._of[request_id].buffer[start:end]
+    def features(self, spans: Sequence[Span]) -> Tensor:
+        return joined([self._of[request_id].buffer[start:end] for request_id, start, end in spans])
 
 
 class _Received:

@@ -160,13 +160,13 @@ class HeadModel(SlotKeeper):
         this = HeadPass(self._chunk_tokens)
         for sequence in busy:
             self._add_root(sequence, busy, this)
-        slots = [self._take(steps - 1, busy) or [] for _ in busy]
+        slots = self._take(len(busy) * (steps - 1), busy)
+        assert slots is not None
         temperatures, seeds = coupling(leaves)
-        hidden = this.inputs[0] if len(this.inputs) == 1 else torch.cat(this.inputs)
         with current(self._kv.keys.device):
             found = self._decoder.chain(
                 build_batch(this.segments, self._tables),
-                hidden,
+                this.hidden(self._source, self._decoder),
                 self._kv,
                 slots=np.array(slots, dtype=np.int32).reshape(len(busy), steps - 1),
                 temperatures=temperatures,
@@ -174,9 +174,20 @@ class HeadModel(SlotKeeper):
                 positions=[len(sequence.tokens) for sequence in busy],
                 count=max(leaf.count for leaf in leaves),
             )
-        tokens, scores, output = found[0].tolist(), found[1].tolist(), found[2]
-        for at, leaf in enumerate(leaves):
-            self._hang_chain(leaf, slots[at], tokens[at], scores[at], output[at], hang)
+        tokens, scores, output = found[0].tolist(), found[1].tolist(), found[2].flatten(0, 1).unbind(0)
+        unused = [
+            slot
+            for at, leaf in enumerate(leaves)
+            for slot in self._hang_chain(
+                leaf,
+                slots[at * (steps - 1) : (at + 1) * (steps - 1)],
+                tokens[at],
+                scores[at],
+                output[at * steps : (at + 1) * steps],
+                hang,
+            )
+        ]
+        self._ledger.pool.release(unused)
         for sequence in busy:
             self._share_prompt(sequence)
         return True
@@ -187,10 +198,11 @@ class HeadModel(SlotKeeper):
         slots: list[int],
         tokens: list[list[int]],
         scores: list[list[float]],
-        output: Tensor,
+        output: Sequence[Tensor],
         hang: Callable[[Leaf, Candidates], int | None],
-    ) -> None:
-        """tokens, scores: of the candidates of each step.  output: of each step."""
+    ) -> list[int]:
+        """tokens, scores: of the candidates of each step.  output: of each step. The slots that nothing was
+        computed in which is wanted."""
         sequence, own = leaf.sequence, self._unbacked[leaf.sequence.request_id]
         own.tip, own.far[ROOT], node, used = output[0], 0, leaf.node, 0
         for step, (ids, values) in enumerate(zip(tokens, scores, strict=True)):
@@ -201,7 +213,7 @@ class HeadModel(SlotKeeper):
             node, used = below, step + 1
             sequence.node_slots[node], own.hidden[node] = slots[step], output[step + 1]
             own.far[node] = step + 1
-        self._ledger.pool.release(slots[used:])
+        return slots[used:]
 
     def forget(self, sequence: DraftSequence) -> None:
         self._drop_kv(sequence)
@@ -296,8 +308,7 @@ class HeadModel(SlotKeeper):
         del spine[:lent]
         sequence.num_held = end
         tokens = sequence.tokens[start + 1 : end + 1]
-        features = self._source.features(sequence.request_id, start, end)
-        this.add(Segment(sequence.row, start, tokens, wanted), self._decoder.fuse(features).clone())
+        this.add(Segment(sequence.row, start, tokens, wanted), (sequence.request_id, start, end))
         this.wanted += [(sequence, ROOT)] if wanted else []
         return True
 
@@ -340,9 +351,9 @@ class HeadModel(SlotKeeper):
         """Logits of the wanted rows; None where there is nothing to compute."""
         if not this.segments:
             return None
-        hidden = this.inputs[0] if len(this.inputs) == 1 else torch.cat(this.inputs)
         batch = build_batch(this.segments, self._tables)
         with current(self._kv.keys.device):
+            hidden = this.hidden(self._source, self._decoder)
             logits, output = self._decoder.forward(batch, hidden, self._kv)
             output = output.clone()
         for (sequence, node), row in zip(this.wanted, output, strict=True):

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from paceline.core.token_tree import ROOT
+from paceline.drafters.features import FeatureSource
 from paceline.drafters.tree_drafter import DraftSequence
 from paceline.execution.forward_batch import Segment
+from paceline.execution.rows import joined
+from paceline.execution.target_view import Span
+from paceline.models.head import HeadDecoder
 
 
 @dataclass(slots=True)
@@ -28,14 +32,34 @@ class Unbacked:
 
 @dataclass(slots=True)
 class HeadPass:
-    """inputs: what the head reads beside the tokens, in their order.  wanted: whose rows come out."""
+    """inputs: what the head reads beside the tokens, by segment: features of the target at a span, or its own
+    output `[n, hidden]`.  wanted: whose rows come out."""
 
     room: int
     segments: list[Segment] = field(default_factory=list)
-    inputs: list[Tensor] = field(default_factory=list)
+    inputs: list[Span | Tensor] = field(default_factory=list)
     wanted: list[tuple[DraftSequence, int]] = field(default_factory=list)
 
-    def add(self, segment: Segment, inputs: Tensor) -> None:
+    def add(self, segment: Segment, inputs: Span | Tensor) -> None:
         self.segments.append(segment)
         self.inputs.append(inputs)
-        self.room -= len(inputs)
+        self.room -= len(segment.tokens) + len(segment.tree_tokens)
+
+    def hidden(self, source: FeatureSource, decoder: HeadDecoder) -> Tensor:
+        """`[tokens, hidden]` of all segments, good until the decoder is called again. All is fused
+        in one call."""
+        spans = [each for each in self.inputs if isinstance(each, tuple)]
+        if not spans:
+            return joined([each for each in self.inputs if isinstance(each, Tensor)])
+        fused = decoder.fuse(source.features(spans))
+        if len(spans) == len(self.inputs):
+            return fused
+        parts, at = [], 0
+        for each in self.inputs:
+            if isinstance(each, Tensor):
+                parts.append(each)
+            else:
+                _, start, end = each
+                parts.append(fused[at : at + end - start])
+                at += end - start
+        return joined(parts)

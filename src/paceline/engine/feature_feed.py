@@ -52,7 +52,7 @@ class FeatureFeed:
         if start >= end:
             return
         try:
-            features = self._view.features(request_id, start, end)
+            features = self._view.features([(request_id, start, end)])
         except ValueError:  # the target's thread has just taken these slots for another: after a later pass
             return
         self._sent[request_id] = generation, end

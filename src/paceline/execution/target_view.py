@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.core.work import TargetItem
 from paceline.execution.model_runner import ModelRunner
+from paceline.execution.rows import taken
 from paceline.kernels.batch import IntArray
+
+Span = tuple[str, int, int]
+"""Positions of a request: its id, the first of them, and their end."""
 
 
 class TargetView(Protocol):
@@ -35,9 +39,9 @@ class TargetView(Protocol):
         """The request's row of the runner's slot tables, right for the positions below `computed`."""
         ...
 
-    def features(self, request_id: str, start: int, end: int) -> Tensor:
-        """`[end - start, num_captured, hidden]` in the KV dtype, a copy. Raises ValueError for positions that
-        are not below `computed`, or where the target captures nothing."""
+    def features(self, spans: Sequence[Span]) -> Tensor:
+        """`[positions, num_captured, hidden]` in the KV dtype of all spans, one after the other, a copy.
+        Raises ValueError for positions not below `computed`, or where the target captures nothing."""
         ...
 
 
@@ -60,6 +64,7 @@ class ComputedTokens:
         self._runner = runner
         self._places: dict[str, _Place] = {}
         self._users: dict[int, str] = {}
+        self._known: dict[str, int] = {}  # what `computed` said since anything changed
         self._steps = 0
         self._written = np.zeros(runner.kv.num_slots, dtype=np.int64)  # by which step, of each slot
         windows = [layer.window for layer in runner.decoder.spec.layers]
@@ -76,9 +81,11 @@ class ComputedTokens:
     def begin(self) -> None:
         """A pass begins; what the items of earlier ones wrote is older from now on."""
         self._steps += 1
+        self._known.clear()
 
     def note(self, item: TargetItem) -> None:
         """The pass computes this item, whose slots are in the tables."""
+        self._known.clear()
         end = item.start + len(item.tokens)
         self._places[item.request_id] = _Place(item.row, end, self._steps)
         self._users[item.row] = item.request_id
@@ -87,14 +94,22 @@ class ComputedTokens:
 
     def accept(self, item: TargetItem, path: list[int]) -> None:
         """Nodes of the item's tree are committed: their slots are those of the positions that follow."""
+        self._known.clear()
         place = self._places[item.request_id]
         self._runner.tables.write(place.row, place.computed, [item.tree_slots[node] for node in path])
         place.computed += len(path)
 
     def forget(self, request_id: str) -> None:
+        self._known.clear()
         self._places.pop(request_id, None)
 
     def computed(self, request_id: str) -> int:
+        known = self._known.get(request_id)
+        if known is None:
+            known = self._known[request_id] = self._count(request_id)
+        return known
+
+    def _count(self, request_id: str) -> int:
         place = self._places.get(request_id)
         if place is None or self._users[place.row] != request_id:
             return 0
@@ -106,21 +121,16 @@ class ComputedTokens:
     def row(self, request_id: str) -> int:
         return self._places[request_id].row
 
-    def features(self, request_id: str, start: int, end: int) -> Tensor:
+    def features(self, spans: Sequence[Span]) -> Tensor:
         kept = self._runner.kv.features
-        if kept is None or not 0 <= start <= end <= self.computed(request_id):
-            raise ValueError(
-                f"features of positions {start} to {end} of {request_id!r}: the target has computed "
-                f"{self.computed(request_id)} and captures {len(self.capture)} places"
-            )
-        slots = self._runner.tables.rows[self._places[request_id].row, start:end]
-        return _gathered(kept, slots)
+        for request_id, start, end in spans:
+            if kept is None or not 0 <= start <= end <= self.computed(request_id):
+                raise ValueError(
+                    f"features of positions {start} to {end} of {request_id!r}: the target has computed "
+                    f"{self.computed(request_id)} and captures {len(self.capture)} places"
+                )
+        assert kept is not None
+        return taken(kept, np.concatenate([self._slots(*span) for span in spans]))
 
-
-def _gathered(kept: Tensor, slots: IntArray) -> Tensor:
-    """Rows of `kept`. On a CPU by numpy: torch would wake threads of its own for them, which then wait busily
-    where the next pass wants to run."""
-    if kept.device.type != "cpu":
-        return kept[slots.tolist()]
-    bits = kept.view(torch.int16) if kept.dtype == torch.bfloat16 else kept
-    return torch.from_numpy(bits.numpy()[slots]).view(kept.dtype)
+    def _slots(self, request_id: str, start: int, end: int) -> IntArray:
+        return self._runner.tables.rows[self._places[request_id].row, start:end]

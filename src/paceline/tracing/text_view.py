@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
 from paceline.execution.forward_batch import Segment
 from paceline.execution.model_runner import ModelRunner
+from paceline.execution.rows import taken
+from paceline.execution.target_view import Span
 
 
 class TextView:
@@ -46,11 +49,13 @@ class TextView:
     def row(self, request_id: str) -> int:  # noqa: ARG002 - all are in one
         return 0
 
-    def features(self, request_id: str, start: int, end: int) -> Tensor:
+    def features(self, spans: Sequence[Span]) -> Tensor:
         kept = self._runner.kv.features
-        if kept is None or not 0 <= start <= end <= self.computed(request_id):
-            raise ValueError(
-                f"features of positions {start} to {end} of {request_id!r}: {self.computed(request_id)} are "
-                f"computed and {len(self.capture)} places captured"
-            )
-        return kept[start:end].clone()
+        for request_id, start, end in spans:
+            if kept is None or not 0 <= start <= end <= self.computed(request_id):
+                raise ValueError(
+                    f"features of positions {start} to {end} of {request_id!r}: {self.computed(request_id)} "
+                    f"are computed and {len(self.capture)} places captured"
+                )
+        assert kept is not None
+        return taken(kept, np.concatenate([np.arange(start, end) for _, start, end in spans]))
