@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from paceline.engine import feature_feed
 from paceline.engine.draft_messages import FOR_WORKER, Codec, Malformed, TargetFeatures
 from paceline.engine.draft_service import merged
 from paceline.engine.feature_feed import FeatureFeed, tensor_of
+from paceline.execution.target_view import Span
 
 
 class View:
@@ -24,7 +27,8 @@ class View:
     def computed(self, request_id: str) -> int:  # noqa: ARG002
         return self.reached
 
-    def features(self, request_id: str, start: int, end: int) -> Tensor:  # noqa: ARG002
+    def features(self, spans: Sequence[Span]) -> Tensor:
+        ((_, start, end),) = spans
         if end > self.reached:
             raise ValueError
         rows = torch.arange(start, end, dtype=self.dtype)
@@ -125,3 +129,11 @@ def test_features_do_not_keep_what_is_told_apart() -> None:
     assert isinstance(whole, AdvanceDrafts)
     assert whole.items[0].tokens == (1, 2, 3, 4)
     assert merged([news]) == [news]
+
+
+def test_what_came_of_several_requests_is_read_at_once() -> None:
+    received = ReceivedFeatures()
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        received.take(name, 0, 0, torch.full((3, 2, 4), value))
+    both = received.features([("b", 1, 3), ("a", 0, 1)])
+    assert both[:, 0, 0].tolist() == [2.0, 2.0, 1.0]
