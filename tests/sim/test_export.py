@@ -182,7 +182,7 @@ def test_several_drafters_have_no_table() -> None:
         Candidate(),
         Candidate(("ngram",), "serial-chain", 5, chunk=512),
         Candidate(("ngram", "suffix"), "serial-chain"),
-        Candidate(("draft",), "serial-tree", 15, 4, placed=Placed(4, 4)),
+        Candidate(("draft",), "serial-tree", 15, 4, 2, placed=Placed(4, 4)),
         Candidate(("draft",), "overlapped", placed=Placed(6, 2, apart=True)),
     ],
     ids=str,

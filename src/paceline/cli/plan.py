@@ -91,6 +91,7 @@ def _planned(
         wanted.world,
         wanted.space,
         wanted.candidates,
+        rounds=ROUNDS,
         seconds=0.65 * left,
         progress=lambda share, what: told(0.65 * share, what),
     )

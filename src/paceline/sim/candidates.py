@@ -41,13 +41,14 @@ class Placed:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """length: guesses per verification, None = as many as are expected to pay, decided at each step.
-    width: leaves that a draft pass of a tree expands, 0 = it grows chains.  chunk: tokens in one pass of the
-    target."""
+    width, passes: leaves that a draft pass of a tree expands, and draft passes per verification; 0 = the mode
+    decides.  chunk: tokens in one pass of the target."""
 
     drafters: tuple[str, ...] = ()
     mode: str = "autoregressive"
     length: int | None = None
     width: int = 0
+    passes: int = 0
     placed: Placed = field(default_factory=Placed)
     chunk: int = 2048
 
@@ -69,6 +70,8 @@ class Candidate:
             found["num_speculative_tokens"] = self.length
         if self.width:
             found["tree_width"] = self.width
+        if self.passes:
+            found["tree_passes"] = self.passes
         return found
 
     def config(self, max_num_seqs: int) -> Config:
@@ -80,7 +83,9 @@ class Candidate:
         words = ["+".join(self.drafters) or "plain decoding"]
         if not self.plain:
             length = "as many guesses as pay" if self.length is None else f"k={self.length}"
-            words.append(f"{length}, trees {self.width} wide" if self.width else length)
+            words.append(
+                f"{length} of trees {self.width} wide and {self.passes} passes deep" if self.width else length
+            )
             words.append(_together(self))
         where = f"{placed.target} for the target"
         if placed.draft and not self.plain:
@@ -98,12 +103,13 @@ def _together(candidate: Candidate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is tried. lengths: of chains, None among them = planned.  budgets: of trees, guesses and width.
+    """What is tried. lengths: of chains, None among them = planned.  budgets: of trees, guesses, width and
+    draft passes.
     chunks: the first one is tried with everything, the others with what is good at that.
     combined: whether drafters are tried together, two at a time, where they take turns."""
 
     lengths: tuple[int | None, ...] = (1, 2, 3, 5, 7, 10, None)
-    budgets: tuple[tuple[int, int], ...] = ((7, 4), (15, 8))
+    budgets: tuple[tuple[int, int, int], ...] = ((7, 8, 2), (7, 8, 4), (15, 8, 4))
     chunks: tuple[int, ...] = (2048, 512, 8192)
     combined: bool = True
     serial: bool = True

@@ -155,6 +155,8 @@ def options_line(
             words += ["--num-speculative-tokens", str(candidate.length)]
         if candidate.width:
             words += ["--set", f"tree.tree_width={candidate.width}"]
+        if candidate.passes:
+            words += ["--set", f"tree.tree_passes={candidate.passes}"]
     words += ["--set", f"scheduler.max_num_seqs={options['max_num_seqs']}"]
     words += ["--set", f"scheduler.max_batch_tokens={options['max_batch_tokens']}"]
     return shlex.join([*words, *_devices(candidate, ranks=ranks)])

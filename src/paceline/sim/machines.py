@@ -9,7 +9,7 @@ from typing import Protocol
 from paceline.errors import ConfigError
 from paceline.sim.candidates import Candidate, Placed
 from paceline.sim.cost import CostModel, DraftTime
-from paceline.sim.hardware import GPU, ShapeSpec, gpu_named
+from paceline.sim.hardware import GPU, ShapeSpec, gpu_named, positive
 from paceline.sim.roofline import USABLE, Efficiency, kv_bytes_per_rank, roofline
 
 _SHARES = ((0.75, 0.25), (0.5, 0.5))
@@ -94,6 +94,7 @@ class Gpus:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ConfigError(f"there are {self.count} GPUs: give a number from 1.")
+        positive("weight_bits", self.weight_bits)
         self._check_ranks("tensor_parallel", self.target_ranks, (self.target,))
         self._check_ranks("draft_tensor_parallel", self.draft_ranks, tuple(self.models.values()))
 

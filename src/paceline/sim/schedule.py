@@ -79,6 +79,7 @@ def _worth(world: World, candidate: Candidate, length: int, requests: int) -> Wo
         mode="serial-chain",
         length=length,
         width=0,
+        passes=0,
         placed=replace(candidate.placed, apart=False, shares=None),
     )
     costs = world.machine.costs(one)
