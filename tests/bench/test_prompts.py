@@ -81,5 +81,5 @@ def test_a_broken_public_file_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "edit_eval.jsonl").write_text(
         '{"task_id": "a", "instruction": "b", "input": "c"}\n{"x": 1}\n'
     )
-    with pytest.raises(ConfigError, match=r"edit_eval.jsonl, line 2 cannot be used \(no task_id\)"):
+    with pytest.raises(ConfigError, match=r"edit_eval.jsonl, line 2 has no task_id"):
         workloads_of(["edit"], tmp_path, [])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +14,7 @@ from typing import Any
 
 from paceline.bench.builtin_prompts import PROMPTS
 from paceline.errors import ConfigError, shown
-from paceline.train.prompts import read_prompts
+from paceline.train.prompts import read_objects, read_prompts
 
 Messages = tuple[Mapping[str, str], ...]
 
@@ -127,14 +125,8 @@ def _entries(path: Path, *needed: str) -> Iterator[dict[str, Any]]:
             f"there is no {path.name} in {path.parent}: --data is the folder of spec_bench.jsonl, "
             "edit_eval.jsonl and humaneval.jsonl.gz; without it a few prompts of our own serve."
         )
-    number = 0
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):  # noqa: B007 - the error names it
-                entry = json.loads(line)
-                missing = [name for name in needed if name not in entry]
-                if missing:
-                    raise ValueError(f"no {missing[0]}")
-                yield entry
-    except (ValueError, TypeError, EOFError, OSError, zlib.error) as error:
-        raise ConfigError(f"{path}, line {max(number, 1)} cannot be used ({error}): is it whole?") from None
+    for number, entry in read_objects(path):
+        missing = next((name for name in needed if name not in entry), None)
+        if missing is not None:
+            raise ConfigError(f"{path}, line {number} has no {missing}: it is no line of that file.")
+        yield entry

@@ -59,19 +59,18 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--burstiness",
     type=float,
-    default=1.0,
     metavar="G",
-    help="Shape of their gaps; 1 = Poisson, below = bursts.",
+    help="Shape of their gaps; below 1 = bursts.  [default: 1, Poisson]",
 )
-@click.option("--concurrency", type=int, metavar="N", help="So many at any time, instead of a rate.")
-@click.option("--speed", type=float, default=1.0, metavar="X", help="--lengths, X times faster.")
+@click.option("--concurrency", type=int, metavar="N", help="So many at any time, at most.")
+@click.option("--speed", type=float, metavar="X", help="--lengths, X times faster.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of draws and arrivals.")
 @click.option("--costs", type=_FILE, metavar="FILE", help="What passes take: a file of paceline profile.")
 @click.option("--published", metavar="NAME", help='Published costs instead, as "llama3.1-8b@h100".')
 @click.option("--gpu", metavar="NAME", help="A roofline instead: H100, H200, A100, ...; with --target.")
 @click.option("--target", metavar="NAME", help="The model's shape, as llama-3.1-8b, or its config.json.")
 @click.option("--draft-model", metavar="NAME", help='The same, of the drafter "draft".')
-@click.option("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs of the target.")
+@click.option("--tensor-parallel", type=int, metavar="N", help="GPUs of the target.  [default: 1]")
 @click.option(
     "--draft", help='"none", "ngram", "suffix", a recorded drafter\'s name; or several, joined by +.'
 )
@@ -180,9 +179,8 @@ def _costs(values: dict[str, Any]) -> tuple[CostModel, int]:
             f"{'nothing says' if not given else ' and '.join(f'--{name}' for name in given) + ' both say'} "
             "what passes take: give one of --costs FILE, --published NAME and --gpu NAME."
         )
-    for name in ("target", "draft_model"):
-        if values[name] is not None and given != ["gpu"]:
-            raise ConfigError(f"--{name.replace('_', '-')} names a shape for --gpu: leave it out.")
+    if given != ["gpu"]:
+        _refuse(values, ("target", "draft_model", "tensor_parallel"), "says something of --gpu")
     if given == ["costs"]:
         from paceline.sim.cost import load_costs
 
@@ -195,9 +193,20 @@ def _costs(values: dict[str, Any]) -> tuple[CostModel, int]:
 
     if values["target"] is None:
         raise ConfigError("--gpu needs the target's shape: give --target NAME, as llama-3.1-8b.")
-    gpu, target, ranks = values["gpu"], values["target"], values["tensor_parallel"]
+    gpu, target, ranks = values["gpu"], values["target"], _or(values["tensor_parallel"], 1)
     costs = roofline(gpu, target, ranks, draft=values["draft_model"])
     return costs, kv_capacity(gpu, target, ranks)
+
+
+def _refuse(values: dict[str, Any], names: Iterable[str], reason: str) -> None:
+    """Options that would be ignored."""
+    for name in names:
+        if values[name] is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} {reason}: leave it out.")
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 def _traces(values: dict[str, Any], recorded: Iterable[str]) -> tuple[list[RequestTrace], bool]:
@@ -222,16 +231,19 @@ def _requests(
     from paceline.workload import AtOnce, Bursts, Steady, faster, read_lengths, thinned
 
     count, seed, rate = values["count"], values["seed"], values["rate"]
+    if rate is None:
+        _refuse(values, ("burstiness",), "is the shape of the gaps of a --rate")
     if values["lengths"] is not None:
         if rate is not None:
             raise ConfigError("--lengths says when requests come, and so does --rate: leave one out.")
         rows = read_lengths(values["lengths"])
-        rows = faster(rows if count is None else thinned(rows, count, seed), values["speed"])
+        rows = faster(rows if count is None else thinned(rows, count, seed), _or(values["speed"], 1.0))
         return with_lengths(rows, traces, seed, context_length), len(rows)
+    _refuse(values, ("speed",), "is that of --lengths")
     arrivals: Any = AtOnce()
     if rate is not None:
-        even = values["burstiness"] == float("inf")
-        arrivals = Steady(rate) if even else Bursts(rate, values["burstiness"], seed)
+        shape = _or(values["burstiness"], 1.0)
+        arrivals = Steady(rate) if shape == float("inf") else Bursts(rate, shape, seed)
     chosen = traces if count is None else sampled(traces, count, seed)
     return arriving(chosen, arrivals), len(chosen)
 

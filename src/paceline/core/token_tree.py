@@ -19,6 +19,14 @@ class Landing(StrEnum):
     MISS = "miss"
 
 
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Of nodes by their parents, each an earlier node or `ROOT`; 1 = below the root."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent != ROOT else 1)
+    return depths
+
+
 class TokenTree:
     """Nodes are numbered in the order of their making, so a parent's index is below its child's.
 

@@ -1,5 +1,5 @@
-"""From measured passes and questions to the forms of `sim/forms.py`, and how well these tell what they were
-not fitted to. Residuals count relative to what was measured."""
+"""From measured passes and questions to forms of costs (`sim/forms.py`), and how well these tell what
+they were not fitted to. Residuals count relative to what was measured."""
 
 from __future__ import annotations
 

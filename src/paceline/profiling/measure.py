@@ -80,6 +80,7 @@ class Measurement:
         self.measured = Measured()
         self._began = time.perf_counter()
         self._reading: dict[tuple[int, int], _Timed] = {}
+        self._counted = 0  # passes of the engine, up to the newest of its runs
 
     def run(self) -> Measured:
         self._read_texts()
@@ -198,12 +199,9 @@ class Measurement:
 
     def _steps(self, budget_s: float) -> None:
         """Short runs of the engine itself; what they take beside passes and drafters is a step's own."""
-        batches = dict.fromkeys(
-            (1, self._plan.batches[len(self._plan.batches) // 2], self._plan.most_requests)
-        )
         end, runs = time.perf_counter() + budget_s, 0
         while runs < 2 or (runs < 5 and time.perf_counter() < end):
-            for batch in batches:
+            for batch in self._plan.some_batches:
                 self._tell("whole steps")
                 sample = self._run(batch, runs)
                 if runs:  # the first one compiles and makes room
@@ -230,8 +228,6 @@ class Measurement:
         count = max(engine.timeline.target.count - self._counted, 1)
         self._counted = engine.timeline.target.count
         return StepSample(busy / max(passes, 1), max(wall - inside - asked, 0.0) / count)
-
-    _counted = 0
 
     # ------------------------------------------------------------ rounds
 

@@ -59,9 +59,10 @@ class Plan:
         return self.batches[-1]
 
     @property
-    def some_batches(self) -> list[int]:
+    def some_batches(self) -> tuple[int, ...]:
         """The smallest, one in the middle and the largest."""
-        return list(dict.fromkeys((self.batches[0], self.batches[len(self.batches) // 2], self.batches[-1])))
+        middle = self.batches[len(self.batches) // 2]
+        return tuple(dict.fromkeys((self.batches[0], middle, self.batches[-1])))
 
     @property
     def context_length(self) -> int:
@@ -86,9 +87,7 @@ class Plan:
     def drafts(self) -> list[DraftCell]:
         return [
             DraftCell(batch, guesses, unread, context)
-            for batch in dict.fromkeys(
-                (self.batches[0], self.batches[len(self.batches) // 2], self.batches[-1])
-            )
+            for batch in self.some_batches
             for guesses in self.guesses
             for unread in self.unread
             for context in (self.contexts[0], self.contexts[-1])

@@ -31,6 +31,7 @@ from paceline.profiling.fit import (
 from paceline.profiling.measure import Measured, Measurement
 from paceline.profiling.nnls import nonnegative
 from paceline.profiling.plan import CHUNK, QUICK, PassCell, Plan
+from paceline.profiling.rig import Rig
 from paceline.profiling.streams import streaming_s
 from paceline.profiling.text import TEXT
 from paceline.sim.cost import CoreCosts, CostModel
@@ -157,8 +158,7 @@ def _part(config: Config, plan: Plan, names: Sequence[str], progress: Progress) 
 def _streaming(config: Config, plan: Plan, tokens: Sequence[int], progress: Progress) -> tuple[float, float]:
     """See `streams.streaming_s`: of an engine without a drafter, in which only that differs."""
     alone = replace(_roomy(config, plan), speculation=SpeculationConfig(draft="none"))
-    batches = tuple(dict.fromkeys((1, plan.batches[len(plan.batches) // 2], plan.most_requests)))
-    return streaming_s(alone, tokens, batches, plan.run_tokens, lambda: progress(0.99, "streams"))
+    return streaming_s(alone, tokens, plan.some_batches, plan.run_tokens, lambda: progress(0.99, "streams"))
 
 
 def _built(config: Config, plan: Plan) -> tuple[Built, Plan, list[int]]:
@@ -191,8 +191,6 @@ def _roomy(config: Config, plan: Plan) -> Config:
 
 def _reading_rate(built: Built, tokens: Sequence[int]) -> float:
     """Tokens of a prompt per second: the better of two."""
-    from paceline.profiling.rig import Rig
-
     limits: Limits = built.engine.core.config.limits
     rig = Rig(built.engine, limits.num_slots // limits.max_num_seqs)
     count = min(128, len(tokens))

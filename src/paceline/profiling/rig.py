@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.params import SamplingParams
+from paceline.core.token_tree import depths_of
 from paceline.core.work import (
     AdvanceDrafts,
     Announcement,
@@ -118,12 +119,9 @@ class Rig:
         self._asked += 1
         items = tuple(self._draft_item(drafter, text, text.computed + 1, guesses) for text in texts)
         done = self._do(GrowDrafts(self._asked, items, drafter))
-        if isinstance(done, DrafterLost):
-            raise EngineError(
-                f"the drafter {self.drafters[drafter]} failed while it was measured: {done.reason}"
-            )
+        self._check(drafter, done)
         assert isinstance(done, DraftDone)
-        levels = [_depth(each.parents) for each in done.proposals]
+        levels = [max(depths_of(each.parents), default=0) for each in done.proposals]
         made = sum(len(each.tokens) for each in done.proposals)
         return Answer(done.seconds, max(levels, default=0), made)
 
@@ -131,11 +129,7 @@ class Rig:
         """Tells what the target has computed; nothing is asked."""
         items = tuple(self._draft_item(drafter, text, text.computed, 0) for text in texts)
         began = time.perf_counter()
-        lost = self._do(AdvanceDrafts(items, drafter))
-        if isinstance(lost, DrafterLost):
-            raise EngineError(
-                f"the drafter {self.drafters[drafter]} failed while it was measured: {lost.reason}"
-            )
+        self._check(drafter, self._do(AdvanceDrafts(items, drafter)))
         return Answer(time.perf_counter() - began)
 
     def unread(self, drafter: int, texts: Sequence[Text]) -> int:
@@ -151,6 +145,7 @@ class Rig:
         )
 
     def _check(self, drafter: int, event: object) -> None:
+        """Raises EngineError where it failed."""
         if isinstance(event, DrafterLost):
             name = self.drafters[drafter]
             raise EngineError(f"the drafter {name} failed while it was measured: {event.reason}")
@@ -159,10 +154,3 @@ class Rig:
         executor = self._engine.executor
         executor.submit(work)
         return executor.poll()
-
-
-def _depth(parents: Sequence[int]) -> int:
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    return max(depths, default=0)

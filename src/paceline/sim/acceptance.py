@@ -13,17 +13,16 @@ candidate for the next token.
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import msgspec
 
 from paceline.errors import ConfigError, shown
+from paceline.jsonl import numbered_lines
 
 FORMAT = "paceline-acceptance"
 VERSION = 1
@@ -87,7 +86,7 @@ def read_traces(path: Path) -> TraceSet:
     header: Mapping[str, object] | None = None
     requests = []
     first = True
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path, "acceptance traces"):
         where = f"{path}, line {number}"
         record = _object(line, where)
         if "format" in record:
@@ -151,27 +150,6 @@ class _Recorded(msgspec.Struct):
     acc_len: tuple[int, ...]
     confidence: tuple[tuple[float, ...], ...] | None = None
     top: tuple[tuple[tuple[int, float], ...], ...] | None = None
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}: give a JSONL file of acceptance traces.")
-    number = 0
-    with _opened(path) as file:
-        while True:
-            number += 1
-            try:
-                line = file.readline()
-            except (EOFError, OSError, zlib.error) as error:
-                raise ConfigError(f"{path}, line {number} cannot be read ({error}): is it whole?") from None
-            if not line:
-                return
-            if line.strip():
-                yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-
-
-def _opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def _object(line: bytes, where: str) -> dict[str, msgspec.Raw]:

@@ -28,7 +28,7 @@ from paceline.errors import ConfigError, shown
 from paceline.sim.acceptance import RequestTrace
 from paceline.sim.cost import CostModel
 from paceline.sim.guesses import NGRAM, Guesses, ngram_guesses, recorded_guesses
-from paceline.sim.steps import Answer, Question, Step, fixed, plain, seconds, walk
+from paceline.sim.steps import Answer, PlainSeconds, Question, Step, fixed, plain, seconds, walk
 
 LENGTHS = (1, 3, 5)
 
@@ -80,7 +80,7 @@ def bounds(
     recorded = [_Recorded(len(each.prompt), len(each.output), _guesses(each, names)) for each in requests]
     measure = _Measure(costs, batch, prefill)
     found = [
-        measure.bound("autoregressive", [(plain(r.prompt, r.output)) for r in recorded], "nothing drafted")
+        measure.bound("autoregressive", [plain(r.prompt, r.output) for r in recorded], "nothing drafted")
     ]
     for name in names:
         found += _of_drafter(name, recorded, lengths, measure)
@@ -116,23 +116,17 @@ class _Measure:
         self.costs = costs
         self._batch = batch
         self._prefill = prefill
-        self._plain: dict[tuple[int, int], float] = {}
+        self._alone = PlainSeconds(costs, batch, prefill=prefill)
 
     def bound(self, name: str, answers: Sequence[Answer], charged: str) -> Bound:
         # The first token counts where its pass does.
         tokens = self._batch * sum(answer.total - (not self._prefill) for answer in answers)
-        took, alone = sum(map(self._seconds, answers)), sum(map(self._alone, answers))
+        took, alone = sum(map(self._seconds, answers)), sum(map(self._alone.of, answers))
         rate = tokens / took if took > 0.0 else float("inf")
         return Bound(name, rate, alone / took if took > 0.0 else 1.0, len(answers), charged)
 
     def _seconds(self, answer: Answer) -> float:
         return seconds(answer, self.costs, self._batch, prefill=self._prefill)
-
-    def _alone(self, answer: Answer) -> float:
-        key = answer.prompt, answer.total
-        if key not in self._plain:
-            self._plain[key] = self._seconds(plain(*key))
-        return self._plain[key]
 
 
 # ---------------------------------------------------------------- one drafter

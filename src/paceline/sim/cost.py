@@ -131,7 +131,9 @@ def to_builtins(costs: CostModel) -> dict[str, Any]:
     try:
         content: dict[str, Any] = msgspec.to_builtins(costs, str_keys=True)
     except (TypeError, ValueError) as error:
-        raise PacelineError(f"these costs cannot be saved: {error}. Use the forms of sim/cost.py.") from None
+        raise PacelineError(
+            f"these costs cannot be saved: {error}. Use the forms of paceline.sim.forms."
+        ) from None
     return {"format": FORMAT, "version": VERSION, **content}
 
 

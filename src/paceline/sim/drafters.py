@@ -12,7 +12,7 @@ from typing import Protocol
 from paceline.config import SpeculationConfig
 from paceline.core.drafting import DrafterNeeds
 from paceline.core.growth import GrowthRule
-from paceline.core.token_tree import ROOT
+from paceline.core.token_tree import ROOT, depths_of
 from paceline.core.work import DraftItem, DraftNodes, FinishedOutput, Proposal
 from paceline.drafters import ngram, suffix
 from paceline.drafters.base import AheadDrafter, Drafter, LearningDrafter
@@ -126,10 +126,7 @@ def _levels(proposal: Proposal) -> int:
     parents = proposal.parents
     if parents[-1] == len(parents) - 2 and parents[0] == ROOT and _straight(parents):
         return len(parents)
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent != ROOT else 1)
-    return max(depths)
+    return max(depths_of(parents))
 
 
 def _straight(parents: Sequence[int]) -> bool:

@@ -20,7 +20,6 @@ class GPU:
     flops: float
     bandwidth: float
     memory: float
-    sms: int
     link: float
 
 
@@ -28,11 +27,11 @@ class GPU:
 _GPUS = {
     gpu.name.lower(): gpu
     for gpu in (
-        GPU("H100", 989.4e12, 3.35e12, 80e9, 132, 450e9),  # SXM5
-        GPU("H800", 989.4e12, 3.35e12, 80e9, 132, 200e9),  # SXM5; the H100 with 8 of its 18 links
-        GPU("H200", 989.4e12, 4.8e12, 141e9, 132, 450e9),  # SXM5
-        GPU("A100", 312e12, 2.039e12, 80e9, 108, 300e9),  # SXM4, 80 GB
-        GPU("L40S", 362.05e12, 0.864e12, 48e9, 142, 32e9),  # PCIe 4.0 x16
+        GPU("H100", 989.4e12, 3.35e12, 80e9, 450e9),  # SXM5
+        GPU("H800", 989.4e12, 3.35e12, 80e9, 200e9),  # SXM5; the H100 with 8 of its 18 links
+        GPU("H200", 989.4e12, 4.8e12, 141e9, 450e9),  # SXM5
+        GPU("A100", 312e12, 2.039e12, 80e9, 300e9),  # SXM4, 80 GB
+        GPU("L40S", 362.05e12, 0.864e12, 48e9, 32e9),  # PCIe 4.0 x16
     )
 }
 
@@ -118,7 +117,7 @@ def shape_of(model: str | ShapeSpec) -> ShapeSpec:
     if path.suffix == ".json" or path.exists():
         return _read(path)
     raise ConfigError(
-        f"no model shape is known as {model!r}, and it is no config.json: {nearest(model, _SHAPES)}"
+        f"no model shape is known as {model!r}, and it is no config.json: {nearest(model, shape_names())}"
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from paceline.sim.acceptance import RequestTrace
 from paceline.sim.cost import CostModel
 from paceline.sim.guesses import NGRAM, Guesses, ngram_guesses, recorded_guesses
-from paceline.sim.steps import Answer, fixed, plain, seconds
+from paceline.sim.steps import Answer, PlainSeconds, fixed, seconds
 from paceline.sim.study import Setting
 
 BATCHES = (1, 16, 64, 128)
@@ -54,9 +54,9 @@ def decoded(traces: Sequence[RequestTrace], settings: Iterable[Setting]) -> dict
 def priced(
     answers: Mapping[Setting, Sequence[Answer]], costs: CostModel, batches: Sequence[int] = BATCHES
 ) -> dict[Setting, Prediction]:
-    alone = _Alone(costs)
+    alone = {batch: PlainSeconds(costs, batch) for batch in batches}
     return {
-        setting: Prediction(tuple(_speedup(each, costs, batch, alone) for batch in batches), len(each))
+        setting: Prediction(tuple(_speedup(each, costs, batch, alone[batch]) for batch in batches), len(each))
         for setting, each in answers.items()
     }
 
@@ -71,20 +71,6 @@ def _answer(request: RequestTrace, setting: Setting, text: Guesses) -> Answer | 
     return fixed(len(request.prompt), setting.drafter, guesses, setting.guesses) if guesses else None
 
 
-class _Alone:
-    """Seconds without guesses, worked out once."""
-
-    def __init__(self, costs: CostModel) -> None:
-        self._costs = costs
-        self._known: dict[tuple[int, int, int], float] = {}
-
-    def seconds(self, answer: Answer, batch: int) -> float:
-        key = answer.prompt, answer.total, batch
-        if key not in self._known:
-            self._known[key] = seconds(plain(answer.prompt, answer.total), self._costs, batch)
-        return self._known[key]
-
-
-def _speedup(answers: Sequence[Answer], costs: CostModel, batch: int, alone: _Alone) -> float:
+def _speedup(answers: Sequence[Answer], costs: CostModel, batch: int, alone: PlainSeconds) -> float:
     rate = sum(answer.total / seconds(answer, costs, batch) for answer in answers)
-    return rate / sum(answer.total / alone.seconds(answer, batch) for answer in answers)
+    return rate / sum(answer.total / alone.of(answer) for answer in answers)

@@ -80,3 +80,18 @@ def seconds(answer: Answer, costs: CostModel, batch: int, *, prefill: bool = Tru
         total += target.seconds(batch * (1 + verified), context, batch) + overhead
         unread = emitted
     return total
+
+
+class PlainSeconds:
+    """Of decoding without guesses, worked out once for each length of prompt and answer."""
+
+    def __init__(self, costs: CostModel, batch: int, *, prefill: bool = True) -> None:
+        self._costs, self._batch, self._prefill = costs, batch, prefill
+        self._known: dict[tuple[int, int], float] = {}
+
+    def of(self, answer: Answer) -> float:
+        """In place of the answer's own steps."""
+        key = answer.prompt, answer.total
+        if key not in self._known:
+            self._known[key] = seconds(plain(*key), self._costs, self._batch, prefill=self._prefill)
+        return self._known[key]

@@ -19,7 +19,7 @@ from math import exp, log
 from paceline.config import load_config
 from paceline.sim.acceptance import DrafterTrace, RequestTrace
 from paceline.sim.cost import CostModel
-from paceline.sim.forms import LinearPass, PassesDraft, TablePass
+from paceline.sim.published import published
 from paceline.sim.requests import arriving
 from paceline.sim.setup import composed
 from paceline.sim.simulator import SimResult, simulate
@@ -47,17 +47,9 @@ class Pair:
     published: float | None = None
 
 
-def _costs(target: TablePass | LinearPass, draft_s: float) -> CostModel:
-    return CostModel(target, {DRAFTER: PassesDraft(each=LinearPass(fixed_s=draft_s))})
-
-
-_QWEN2_SERIAL = _costs(LinearPass(fixed_s=10.34e-3), 3.73e-3)
-_QWEN2 = _costs(LinearPass(fixed_s=10.48e-3), 3.25e-3)
-_LLAMA3 = _costs(
-    TablePass(new_tokens=(4, 8, 16), seconds_at=(10.32e-3, 10.39e-3, 13.25e-3), per_token_s=0.4e-3), 2.80e-3
-)
+_QWEN2, _LLAMA3 = published("qwen2-72b@h800-6+2"), published("llama3-70b@h800-4+4")
 PAIRS = (
-    Pair("Qwen2-72B serial", "serial-tree", _QWEN2_SERIAL, 200.0),
+    Pair("Qwen2-72B serial", "serial-tree", published("qwen2-72b@h800-8"), 200.0),
     Pair("Qwen2-72B parallel", "swiftspec", _QWEN2, 274.0),
     Pair("Llama-3-70B parallel", "swiftspec", _LLAMA3, 347.0),
     Pair("Qwen2-72B, ours", "overlapped", _QWEN2),

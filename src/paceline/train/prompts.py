@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from paceline.errors import ConfigError, shown
+from paceline.jsonl import numbered_lines
 
 _FIELDS = ("messages", "turns", "prompt", "question")
 
@@ -50,7 +49,7 @@ def read_objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
     Raises ConfigError naming file and line of what cannot be read.
     """
     objects = []
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path, "prompts"):
         where = f"{path}, line {number}"
         try:
             record = json.loads(line)
@@ -68,27 +67,6 @@ def without(prompts: list[TrainingPrompt], excluded: list[TrainingPrompt]) -> li
     """Those whose first user turn is none of the excluded ones' (spaces at the ends and case apart)."""
     texts = {prompt.text for prompt in excluded}
     return [prompt for prompt in prompts if prompt.text not in texts]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}: give a JSONL file of prompts.")
-    with _opened(path) as file:
-        number = 0
-        while True:
-            number += 1
-            try:
-                line = file.readline()
-            except (EOFError, OSError, zlib.error) as error:
-                raise ConfigError(f"{path}, line {number} cannot be read ({error}): is it whole?") from None
-            if not line:
-                return
-            if line.strip():
-                yield number, line
-
-
-def _opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def prompt_of(record: dict[str, Any], source: str, where: str) -> TrainingPrompt:
