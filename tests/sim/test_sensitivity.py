@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from paceline.sim.acceptance import DrafterTrace, RequestTrace
 from paceline.sim.altered import altered_traces, conditional_acceptance
 from paceline.sim.candidates import Candidate
-from paceline.sim.search import search
-from paceline.sim.sensitivity import Flip, Sensitivity, sensitivity
-from paceline.sim.world import AS_GIVEN, Assumptions, Effort
-from tests.sim.lab import record
+from paceline.sim.machines import Measured
+from paceline.sim.search import Found, Scored, search
+from paceline.sim.sensitivity import Flip, Sensitivity, contenders, sensitivity
+from paceline.sim.world import AS_GIVEN, Assumptions, Effort, Objective, Workload, World
+from tests.sim.lab import COSTS, record
 from tests.sim.plans import PLAIN, ROUNDS, Made, chain
 
 EFFORT = Effort(8, 3, 2.0, (2000, 40))
@@ -115,12 +117,6 @@ def test_acceptance_rises_with_its_factor_at_every_place() -> None:
 
 @pytest.mark.parametrize("names", [("ngram",), ("suffix",), ("ngram", "head")])
 def test_drafters_that_guess_for_real_are_altered_too(names: tuple[str, ...]) -> None:
-    from dataclasses import replace
-
-    from paceline.sim.machines import Measured
-    from paceline.sim.world import Objective, Workload, World
-    from tests.sim.lab import COSTS
-
     records = tuple(
         replace(record(number, 200, 200), drafters={"head": record(number, 200, 200).drafters["head"]})
         for number in range(6)
@@ -132,3 +128,12 @@ def test_drafters_that_guess_for_real_are_altered_too(names: tuple[str, ...]) ->
     )
     assert worse < given < better
     assert world.value(candidate, 0, EFFORT, AS_GIVEN) == given
+
+
+def test_who_may_take_over() -> None:
+    """The recommended one first, plain decoding, and none that differs in the size of passes alone."""
+    ways = [chain("a", 3), replace(chain("a", 3), chunk=512), chain("a", 5), chain("b", 2), PLAIN]
+    ranked = tuple(Scored(each, [9.0 - at]) for at, each in enumerate(ways))
+    found = Found(ranked, ranked[-1], 5, 5, cut_short=False, rounds=3)
+    assert contenders(found, 9) == [ways[0], PLAIN, ways[2], ways[3]]
+    assert contenders(found, 2) == [ways[0], PLAIN]

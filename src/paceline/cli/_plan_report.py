@@ -102,7 +102,7 @@ def _runner_up(found: Found, goal: Objective) -> list[str]:
 
 
 def _spread(ahead: Lead) -> str:
-    return f"; 95 % of samples lie between {ahead.low:.2f} and {ahead.high:.2f}" if ahead.low > 0.0 else ""
+    return f"; between {ahead.low:.2f} and {ahead.high:.2f} with 95 % confidence" if ahead.low > 0.0 else ""
 
 
 def _value(scored: Scored, goal: Objective) -> str:
@@ -147,12 +147,16 @@ def _change(flip: Flip, found: Found) -> str:
     if flip.holds:
         if flip.point is None or flip.to is None:
             return "holds"
-        return f"holds; from x{flip.point:.2f} on better: {_short(flip.to, found)}"
+        return f"holds; {_beyond(flip.point)} better: {_short(flip.to, found)}"
     assert flip.to is not None
-    where = f" (from x{flip.point:.2f} on)" if flip.point is not None else ""
+    where = f" ({_beyond(flip.point)})" if flip.point is not None else ""
     if flip.ratio < _LEVEL:
         return f"level{where}: {_short(flip.to, found)}"
     return f"better by {(flip.ratio - 1) * 100:.1f} %{where}: {_short(flip.to, found)}"
+
+
+def _beyond(point: float) -> str:
+    return f"{'below' if point < 1.0 else 'above'} x{point:.2f}"
 
 
 def _short(candidate: Candidate, found: Found) -> str:

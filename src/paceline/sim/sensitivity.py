@@ -71,7 +71,11 @@ def contenders(found: Found, most: int) -> list[Candidate]:
         kinds.setdefault(each.drafters, each)
     second = found.runner_up
     chosen = [ranked[0], found.plain.candidate, *([second.candidate] if second is not None else [])]
-    return list(dict.fromkeys([*chosen, *kinds.values(), *ranked]))[:most]
+    distinct: dict[Candidate, Candidate] = {}
+    for each in (*chosen, *kinds.values(), *ranked):
+        # What differs in the size of passes alone is no other choice.
+        distinct.setdefault(replace(each, chunk=0), each)
+    return list(distinct.values())[:most]
 
 
 class _Probe:
