@@ -1,8 +1,8 @@
 """Which split of eight GPUs for SwiftSpec's pair, Qwen2-72B with its small draft? (ASPLOS 2026, table 9)
 
 Every split is simulated with one request at a time, along texts on which a drafter of the paper's acceptance
-is made up (`sim/swiftspec.py`). Pass times are a roofline of H800s whose exchanges between ranks are set so
-that it meets the paper's passes: 10.48 ms on six devices, 10.34 on eight, 3.25 and 3.73 for the
+is made up (`sim/papers/swiftspec.py`). Pass times are a roofline of H800s whose exchanges between ranks are
+set so that it meets the paper's passes: 10.48 ms on six devices, 10.34 on eight, 3.25 and 3.73 for the
 draft's on two and eight. The paper tried even degrees only, and so does this.
 """
 
@@ -12,13 +12,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.sim.candidates import Candidate, DrafterOption, Placed, Space, candidates
-from paceline.sim.hardware import gpu_named, shape_of
-from paceline.sim.machines import Gpus
-from paceline.sim.roofline import efficiency_of
-from paceline.sim.search import ROUNDS, lead, search
-from paceline.sim.swiftspec import DRAFTER, records, texts
-from paceline.sim.world import Effort, Objective, Workload, World
+from paceline.sim.costs.hardware import gpu_named, shape_of
+from paceline.sim.costs.roofline import efficiency_of
+from paceline.sim.papers.swiftspec import DRAFTER, records, texts
+from paceline.sim.plan.candidates import Candidate, DrafterOption, Placed, Space, candidates
+from paceline.sim.plan.machines import Gpus
+from paceline.sim.plan.search import ROUNDS, lead, search
+from paceline.sim.plan.world import Effort, Objective, Workload, World
 
 # A pass of 80 layers is nearly the same on 4, 6 and 8 devices: what is fixed lies in the exchanges.
 _REACHED = {"exchange_s": 48e-6, "step_s": 0.0, "draft_s": 0.0, "draft_layer_s": 12e-6}

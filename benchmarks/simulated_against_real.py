@@ -48,13 +48,13 @@ from paceline.engine.replay import read_log
 from paceline.loading import load
 from paceline.profiling.fit import scaled
 from paceline.sim.acceptance import RequestTrace, read_traces, write_traces
-from paceline.sim.cost import CostModel, load_costs
-from paceline.sim.drafters import PricedRecord, RecordedDrafter, SimDrafter, model_free
-from paceline.sim.forms import TableDraft, TablePass, pass_seconds
+from paceline.sim.costs.forms import TableDraft, TablePass, pass_seconds
+from paceline.sim.costs.model import CostModel, load_costs
 from paceline.sim.metrics import Distribution, RequestTimes, latencies
-from paceline.sim.requests import SimRequest
-from paceline.sim.simulator import SimResult, simulate
-from paceline.sim.target import decodes, shape_of
+from paceline.sim.run.drafters import PricedRecord, RecordedDrafter, SimDrafter, model_free
+from paceline.sim.run.requests import SimRequest
+from paceline.sim.run.simulator import SimResult, simulate
+from paceline.sim.run.target import decodes, shape_of
 from paceline.tracing.ask import KnownText
 from paceline.tracing.replayed import replayed
 from paceline.tracing.tracer import Depth, Tracer

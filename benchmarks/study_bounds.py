@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.sim.acceptance import read_traces
 from paceline.sim.bounds import bounds
-from paceline.sim.published import published
+from paceline.sim.costs.published import published
 
 
 def main() -> None:

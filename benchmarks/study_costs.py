@@ -21,15 +21,15 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from paceline.sim.acceptance import read_traces
-from paceline.sim.cost import CostModel
-from paceline.sim.figures import dataset_of
-from paceline.sim.forms import RooflinePass
+from paceline.sim.costs.forms import RooflinePass
+from paceline.sim.costs.model import CostModel
+from paceline.sim.costs.published import published
 from paceline.sim.guesses import HEADS, NGRAM
-from paceline.sim.published import published
-from paceline.sim.real_match import decoded, priced
+from paceline.sim.papers.figures import dataset_of
+from paceline.sim.papers.real_match import decoded, priced
+from paceline.sim.papers.study import Setting
+from paceline.sim.papers.study_values import HEAD, MEASURED
 from paceline.sim.steps import Answer
-from paceline.sim.study import Setting
-from paceline.sim.study_values import HEAD, MEASURED
 
 Decoded = dict[str, dict[Setting, list[Answer]]]
 SETTINGS = [Setting(NGRAM, 3), Setting(NGRAM, 5), Setting(HEADS[0], 3)]

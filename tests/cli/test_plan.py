@@ -11,19 +11,19 @@ from time import perf_counter
 import pytest
 from click.testing import Result
 
-import paceline.sim.search
+import paceline.sim.plan.search
 from paceline.sim.acceptance import write_traces
-from paceline.sim.cost import save_costs
-from paceline.sim.export import check_sglang, check_vllm
+from paceline.sim.costs.model import save_costs
+from paceline.sim.plan.export import check_sglang, check_vllm
 from tests.sim.lab import COSTS, record
-from tests.sim.plans import ROUNDS
+from tests.sim.plan.plans import ROUNDS
 
 Run = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paceline.sim.search, "ROUNDS", ROUNDS)
+    monkeypatch.setattr(paceline.sim.plan.search, "ROUNDS", ROUNDS)
 
 
 @pytest.fixture

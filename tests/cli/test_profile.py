@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from paceline.sim.cost import load_costs
-from paceline.sim.published import published
-from paceline.sim.roofline import roofline
+from paceline.sim.costs.model import load_costs
+from paceline.sim.costs.published import published
+from paceline.sim.costs.roofline import roofline
 
 Run = Callable[..., Result]
 GPU = ("profile", "--gpu", "H100", "--target", "llama-3.1-8b")

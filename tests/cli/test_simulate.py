@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from paceline.sim.acceptance import write_traces
-from paceline.sim.cost import save_costs
+from paceline.sim.costs.model import save_costs
 from tests.sim.lab import COSTS, record
 
 Run = Callable[..., Result]

@@ -21,7 +21,7 @@ from paceline.profiling.fit import (
     split,
 )
 from paceline.profiling.nnls import nonnegative
-from paceline.sim.forms import LinearDraft, TablePass
+from paceline.sim.costs.forms import LinearDraft, TablePass
 
 TRUTH = TablePass(
     new_tokens=(1, 4, 12, 13, 64, 512),

@@ -12,8 +12,8 @@ from paceline.config import load_config
 from paceline.errors import ConfigError
 from paceline.profiling.plan import Plan
 from paceline.profiling.profile import profile
-from paceline.sim.break_even import break_even
-from paceline.sim.cost import load_costs, save_costs
+from paceline.sim.costs.break_even import break_even
+from paceline.sim.costs.model import load_costs, save_costs
 
 TINY = Plan(
     batches=(1, 2),

@@ -13,10 +13,10 @@ from paceline.core.growth import BestFirst, GrowthRule
 from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.scheduler import Limits
 from paceline.sim.acceptance import DrafterTrace, RequestTrace
-from paceline.sim.cost import CostModel
-from paceline.sim.drafters import PricedRecord, RecordedDrafter, RecordedTree, SimDrafter, model_free
-from paceline.sim.forms import LinearDraft, LinearPass
-from paceline.sim.requests import VOCAB_SIZE, SimRequest
+from paceline.sim.costs.forms import LinearDraft, LinearPass
+from paceline.sim.costs.model import CostModel
+from paceline.sim.run.drafters import PricedRecord, RecordedDrafter, RecordedTree, SimDrafter, model_free
+from paceline.sim.run.requests import VOCAB_SIZE, SimRequest
 
 COSTS = CostModel(
     target=LinearPass(fixed_s=5e-3, per_token_s=2e-5, per_kv_token_s=4e-8),

@@ -7,9 +7,9 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.sim.acceptance import read_traces
 from paceline.sim.bounds import Bound, bounds
-from paceline.sim.cost import CostModel
-from paceline.sim.forms import LinearDraft, LinearPass
-from paceline.sim.published import published as published_costs
+from paceline.sim.costs.forms import LinearDraft, LinearPass
+from paceline.sim.costs.model import CostModel
+from paceline.sim.costs.published import published as published_costs
 
 from .data import needs_traces, published, request
 

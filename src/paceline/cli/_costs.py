@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.sim.break_even import BreakEven, as_rows, break_even_table
-from paceline.sim.cost import CostModel, to_builtins
+from paceline.sim.costs.break_even import BreakEven, as_rows, break_even_table
+from paceline.sim.costs.model import CostModel, to_builtins
 
 if TYPE_CHECKING:
     from paceline.profiling.fit import FitError

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
-from paceline.sim.export import options_line, sglang_config, vllm_config, write_json
-from paceline.sim.schedule import Schedule, schedule
+from paceline.sim.plan.export import options_line, sglang_config, vllm_config, write_json
+from paceline.sim.plan.schedule import Schedule, schedule
 
 if TYPE_CHECKING:
     from paceline.cli._plan_inputs import Asked
-    from paceline.sim.candidates import Candidate
-    from paceline.sim.search import Found
+    from paceline.sim.plan.candidates import Candidate
+    from paceline.sim.plan.search import Found
 
 _METHODS = {"ngram": "ngram", "suffix": "suffix", "mtp": "mtp", "eagle": "eagle3", "eagle3": "eagle3"}
 """Of vLLM. The published traces' "eagle" is an EAGLE-3 head."""

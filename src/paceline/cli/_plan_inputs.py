@@ -9,15 +9,15 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.sim.acceptance import RequestTrace, read_traces
-from paceline.sim.candidates import Candidate, DrafterOption, Space, candidates
-from paceline.sim.cost import CostModel, load_costs
-from paceline.sim.hardware import gpu_named, shape_of
-from paceline.sim.machines import Gpus, Machine, Measured
+from paceline.sim.costs.hardware import gpu_named, shape_of
+from paceline.sim.costs.model import CostModel, load_costs
+from paceline.sim.costs.published import published
+from paceline.sim.costs.roofline import efficiency_of
 from paceline.sim.metrics import parse_slo
-from paceline.sim.published import published
-from paceline.sim.requests import usable
-from paceline.sim.roofline import efficiency_of
-from paceline.sim.world import Objective, Workload, World
+from paceline.sim.plan.candidates import Candidate, DrafterOption, Space, candidates
+from paceline.sim.plan.machines import Gpus, Machine, Measured
+from paceline.sim.plan.world import Objective, Workload, World
+from paceline.sim.run.requests import usable
 from paceline.workload import Lengths, faster, read_lengths
 
 _LOOKUPS = ("ngram", "suffix")

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from paceline.sim.search import Lead, Scored, lead
+from paceline.sim.plan.search import Lead, Scored, lead
 
 if TYPE_CHECKING:
     from paceline.cli._plan_exports import Exports
     from paceline.cli._plan_inputs import Asked
-    from paceline.sim.candidates import Candidate
-    from paceline.sim.search import Found
-    from paceline.sim.sensitivity import Flip, Sensitivity
-    from paceline.sim.world import Objective
+    from paceline.sim.plan.candidates import Candidate
+    from paceline.sim.plan.search import Found
+    from paceline.sim.plan.sensitivity import Flip, Sensitivity
+    from paceline.sim.plan.world import Objective
 
 _WIDTH = 100
 _LEVEL = 1.005

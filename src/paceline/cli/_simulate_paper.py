@@ -16,7 +16,7 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.sim.acceptance import TraceSet
-    from paceline.sim.figures import Row
+    from paceline.sim.papers.figures import Row
 
 _ABOUT = {
     "figure1": "measured with vLLM; ours predicted from what n-grams really match",
@@ -34,7 +34,7 @@ def run(name: str, values: Mapping[str, Any]) -> None:
     Exits with 1 where `check` is asked for and a value is out of tolerance. Raises ConfigError.
     """
     from paceline.sim.acceptance import read_traces
-    from paceline.sim.figures import figure
+    from paceline.sim.papers.figures import figure
 
     refuse_unused(_USED, "a figure of a study")
     paths = _paths([*values["traces"], *values["more_traces"]])

@@ -10,9 +10,9 @@ import click
 
 from paceline.cli._options import refuse_unused
 from paceline.sim.acceptance import read_traces
-from paceline.sim.requests import sampled
-from paceline.sim.simulator import SimResult
-from paceline.sim.swiftspec import PAIRS, PASSES, Pair, decode_rate, records, run, texts
+from paceline.sim.papers.swiftspec import PAIRS, PASSES, Pair, decode_rate, records, run, texts
+from paceline.sim.run.requests import sampled
+from paceline.sim.run.simulator import SimResult
 
 _USED = ("paper", "traces", "more_traces", "count", "seed", "check", "json_output", "quiet")
 _WITHIN = 0.1

@@ -15,8 +15,8 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.cli._plan_inputs import Asked
-    from paceline.sim.search import Found
-    from paceline.sim.sensitivity import Sensitivity
+    from paceline.sim.plan.search import Found
+    from paceline.sim.plan.sensitivity import Sensitivity
 
 _FILE = click.Path(path_type=Path)
 _GOALS = ("auto", "throughput", "goodput", "p50", "p95")
@@ -83,8 +83,8 @@ def command(**values: Any) -> None:
 def _planned(
     wanted: Asked, end: float, told: Callable[[float, str], None]
 ) -> tuple[Found, Sensitivity | None]:
-    from paceline.sim.search import ROUNDS, search
-    from paceline.sim.sensitivity import sensitivity
+    from paceline.sim.plan.search import ROUNDS, search
+    from paceline.sim.plan.sensitivity import sensitivity
 
     left = end - perf_counter()
     found = search(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.cli._costs import Asked
     from paceline.profiling.fit import FitError
     from paceline.profiling.plan import Plan
-    from paceline.sim.cost import CostModel
+    from paceline.sim.costs.model import CostModel
 
 _MEASURED = ("model", "draft", "dtype", "draft_dtype", "device", "config_file", "overrides", "cores", "quick")
 _ROOFLINE = ("target", "draft_model", "tensor_parallel", "draft_tensor_parallel", "weight_bits", "efficiency")
@@ -75,11 +75,11 @@ def _costs(source: str, values: dict[str, Any]) -> tuple[CostModel, dict[str, Fi
     if source == "gpu":
         return _roofline(values), {}
     if source == "costs":
-        from paceline.sim.cost import load_costs
+        from paceline.sim.costs.model import load_costs
 
         return load_costs(values["costs"]), {}
     if source == "published":
-        from paceline.sim.published import published
+        from paceline.sim.costs.published import published
 
         return published(values["published"]), {}
     return _measured(values)
@@ -87,7 +87,7 @@ def _costs(source: str, values: dict[str, Any]) -> tuple[CostModel, dict[str, Fi
 
 def _report(costs: CostModel, errors: dict[str, FitError], asked: Asked, values: dict[str, Any]) -> None:
     from paceline.cli._costs import json_of, text_of
-    from paceline.sim.cost import save_costs
+    from paceline.sim.costs.model import save_costs
 
     if values["out"] is not None:
         save_costs(values["out"], costs)
@@ -137,7 +137,7 @@ def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
 
 
 def _roofline(values: dict[str, Any]) -> CostModel:
-    from paceline.sim.roofline import efficiency_of, roofline
+    from paceline.sim.costs.roofline import efficiency_of, roofline
 
     settings: dict[str, float] = {}
     for given in values["efficiency"]:

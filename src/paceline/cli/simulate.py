@@ -20,8 +20,8 @@ from paceline.errors import ConfigError, EngineError
 if TYPE_CHECKING:
     from paceline.core.engine_core import CoreConfig
     from paceline.sim.acceptance import RequestTrace
-    from paceline.sim.cost import CostModel
-    from paceline.sim.requests import SimRequest
+    from paceline.sim.costs.model import CostModel
+    from paceline.sim.run.requests import SimRequest
 
 _STUDY = "paceline.cli._simulate_paper:run"
 _PAPERS = {
@@ -126,8 +126,8 @@ def _check_paper(values: dict[str, Any]) -> None:
 def _simulate(values: dict[str, Any]) -> None:
     from paceline.sim.metrics import parse_slo
     from paceline.sim.report import as_object, bounded, table
-    from paceline.sim.setup import MODEL_FREE, composed, drafter_names
-    from paceline.sim.simulator import simulate
+    from paceline.sim.run.setup import MODEL_FREE, composed, drafter_names
+    from paceline.sim.run.simulator import simulate
 
     config = load_config(
         values["config_file"], values["overrides"], {name: values[name] for name in _OPTIONS}
@@ -182,14 +182,14 @@ def _costs(values: dict[str, Any]) -> tuple[CostModel, int]:
     if given != ["gpu"]:
         _refuse(values, ("target", "draft_model", "tensor_parallel"), "says something of --gpu")
     if given == ["costs"]:
-        from paceline.sim.cost import load_costs
+        from paceline.sim.costs.model import load_costs
 
         return load_costs(values["costs"]), 0
     if given == ["published"]:
-        from paceline.sim.published import published
+        from paceline.sim.costs.published import published
 
         return published(values["published"]), 0
-    from paceline.sim.roofline import kv_capacity, roofline
+    from paceline.sim.costs.roofline import kv_capacity, roofline
 
     if values["target"] is None:
         raise ConfigError("--gpu needs the target's shape: give --target NAME, as llama-3.1-8b.")
@@ -212,7 +212,7 @@ def _or(value: Any, default: Any) -> Any:
 def _traces(values: dict[str, Any], recorded: Iterable[str]) -> tuple[list[RequestTrace], bool]:
     """Those with the drafters' records, and whether candidates are among these."""
     from paceline.sim.acceptance import read_traces
-    from paceline.sim.requests import usable
+    from paceline.sim.run.requests import usable
 
     paths = [*values["traces"], *values["more_traces"]]
     if not paths:
@@ -227,7 +227,7 @@ def _requests(
     values: dict[str, Any], traces: list[RequestTrace], context_length: int
 ) -> tuple[Iterator[SimRequest], int]:
     """And how many."""
-    from paceline.sim.requests import arriving, sampled, with_lengths
+    from paceline.sim.run.requests import arriving, sampled, with_lengths
     from paceline.workload import AtOnce, Bursts, Steady, faster, read_lengths, thinned
 
     count, seed, rate = values["count"], values["seed"], values["rate"]

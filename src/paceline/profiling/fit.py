@@ -1,4 +1,4 @@
-"""From measured passes and questions to forms of costs (`sim/forms.py`), and how well these tell what
+"""From measured passes and questions to forms of costs (`sim/costs/forms.py`), and how well these tell what
 they were not fitted to. Residuals count relative to what was measured."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from paceline.profiling.nnls import Array, nonnegative
-from paceline.sim.forms import PassShape, TableDraft, TablePass
+from paceline.sim.costs.forms import PassShape, TableDraft, TablePass
 
 Scaled = TypeVar("Scaled", TablePass, TableDraft)
 

@@ -34,8 +34,8 @@ from paceline.profiling.plan import CHUNK, QUICK, PassCell, Plan
 from paceline.profiling.rig import Rig
 from paceline.profiling.streams import streaming_s
 from paceline.profiling.text import TEXT
-from paceline.sim.cost import CoreCosts, CostModel
-from paceline.sim.forms import TableDraft, TablePass
+from paceline.sim.costs.forms import TableDraft, TablePass
+from paceline.sim.costs.model import CoreCosts, CostModel
 
 Progress = Callable[[float, str], None]
 _GROUPS = GroupsConfig()

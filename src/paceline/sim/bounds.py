@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from paceline.errors import ConfigError, shown
 from paceline.sim.acceptance import RequestTrace
-from paceline.sim.cost import CostModel
+from paceline.sim.costs.model import CostModel
 from paceline.sim.guesses import NGRAM, Guesses, ngram_guesses, recorded_guesses
 from paceline.sim.steps import Answer, PlainSeconds, Question, Step, fixed, plain, seconds, walk
 

@@ -9,9 +9,9 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.sim.acceptance import RequestTrace
 from paceline.sim.bounds import bounds
-from paceline.sim.cost import CostModel
+from paceline.sim.costs.model import CostModel
 from paceline.sim.metrics import Distribution, Slo, goodput, latencies
-from paceline.sim.simulator import SimResult
+from paceline.sim.run.simulator import SimResult
 
 SHOWN = (50, 95, 99)
 _MS = 1e3

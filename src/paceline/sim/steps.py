@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.sim.cost import CostModel
+from paceline.sim.costs.model import CostModel
 from paceline.sim.guesses import Guesses
 
 

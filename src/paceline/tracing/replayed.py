@@ -25,10 +25,10 @@ from paceline.core.work import (
 )
 from paceline.engine.replay import read_log
 from paceline.errors import EngineError
-from paceline.sim.cost import CostModel
-from paceline.sim.drafters import Meter
-from paceline.sim.requests import SimRequest
-from paceline.sim.simulator import SimResult, simulate
+from paceline.sim.costs.model import CostModel
+from paceline.sim.run.drafters import Meter
+from paceline.sim.run.requests import SimRequest
+from paceline.sim.run.simulator import SimResult, simulate
 
 Entry = tuple[float, Event, list[Work]]
 Recorded = TypeVar("Recorded")

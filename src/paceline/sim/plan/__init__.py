@@ -1,0 +1,1 @@
+"""`paceline plan`: which devices, drafter and length, and what would change the answer."""

@@ -1,0 +1,1 @@
+"""The simulator: discrete events around the engine's own core."""
