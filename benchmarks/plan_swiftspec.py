@@ -2,7 +2,7 @@
 
 Every split is simulated with one request at a time, along texts on which a drafter of the paper's acceptance
 is made up (`sim/papers/swiftspec.py`). Pass times are a roofline of H800s whose exchanges between ranks are
-set so that it meets the paper's passes: 10.48 ms on six devices, 10.34 on eight, 3.25 and 3.73 for the
+set so that it comes near the paper's passes: 10.48 ms on six devices, 10.34 on eight, 3.25 and 3.73 for the
 draft's on two and eight. The paper tried even degrees only, and so does this.
 """
 

@@ -20,6 +20,16 @@ from paceline.sim.plan.world import Objective, Workload, World
 from paceline.sim.run.requests import usable
 from paceline.workload import Lengths, faster, read_lengths
 
+_OF_GPUS = (
+    "target",
+    "gpus",
+    "weight_bits",
+    "efficiency",
+    "tensor_parallel",
+    "draft_tensor_parallel",
+    "pad_heads",
+    "message_us",
+)
 _LOOKUPS = ("ngram", "suffix")
 _HEADS = ("eagle", "eagle3", "mtp", "head")
 _WAYS = ("serial", "overlapped", "disaggregated")
@@ -86,7 +96,9 @@ def _check_numbers(values: dict[str, Any]) -> None:
     for name in ("concurrency", "max_batch"):
         if values[name] is not None and not 1 <= values[name] <= 65536:
             raise ConfigError(f"--{name.replace('_', '-')} is {values[name]}: give a number from 1 to 65536.")
-    if not (isfinite(values["message_us"]) and values["message_us"] >= 0):
+    if values["message_us"] is not None and not (
+        isfinite(values["message_us"]) and values["message_us"] >= 0
+    ):
         raise ConfigError(f"--message-us is {values['message_us']}: give microseconds, not below 0.")
 
 
@@ -170,18 +182,25 @@ def _check_exports(
             )
 
 
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
 # ---------------------------------------------------------------- workload, machine, aim
 
 
 def _workload(values: dict[str, Any], traces: Sequence[RequestTrace]) -> Workload:
+    for name, needed in (("speed", "lengths"), ("burstiness", "rate")):
+        if values[name] is not None and values[needed] is None:
+            raise ConfigError(f"--{name} is for --{needed}: give that, or leave it out.")
     rows: tuple[Lengths, ...] = ()
     if values["lengths"] is not None:
-        rows = tuple(faster(read_lengths(values["lengths"]), values["speed"]))
+        rows = tuple(faster(read_lengths(values["lengths"]), _or(values["speed"], 1.0)))
     return Workload(
         tuple(traces),
         values["concurrency"],
         values["rate"],
-        values["burstiness"],
+        _or(values["burstiness"], 1.0),
         rows,
         values["max_output"],
         values["max_context"],
@@ -198,8 +217,8 @@ def _costs(values: dict[str, Any]) -> CostModel | None:
         )
     if given == ["gpu"]:
         return None
-    for name in ("target", "tensor_parallel", "draft_tensor_parallel"):
-        if values[name] is not None:
+    for name in _OF_GPUS:
+        if values[name]:
             raise ConfigError(f"--{name.replace('_', '-')} is for --gpu: leave it out.")
     return load_costs(values["costs"]) if given == ["costs"] else published(values["published"])
 
@@ -211,16 +230,16 @@ def _gpus(values: dict[str, Any], shapes: dict[str, str | None], names: Sequence
     models = {name: shape_of(shape) for name, shape in shapes.items() if shape is not None and name in names}
     return Gpus(
         gpu,
-        values["gpus"],
+        _or(values["gpus"], 1),
         shape_of(values["target"]),
         models,
         [name for name in names if name not in models and name not in _LOOKUPS],
-        values["weight_bits"],
+        _or(values["weight_bits"], 16.0),
         efficiency_of(_settings(values["efficiency"])),
         _numbers("--tensor-parallel", values["tensor_parallel"]),
         _numbers("--draft-tensor-parallel", values["draft_tensor_parallel"]),
         padded=values["pad_heads"],
-        message_s=values["message_us"] * 1e-6,
+        message_s=_or(values["message_us"], 50.0) * 1e-6,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from paceline.core.work import Event, RequestArrived, StepDone, Work
 from paceline.errors import ConfigError
 from paceline.sim.acceptance import DrafterTrace, RequestTrace
-from paceline.sim.costs.forms import DraftTime, PassTime
+from paceline.sim.costs.forms import DraftTime, PassShape, PassTime, pass_seconds
 from paceline.sim.costs.model import CostModel
 from paceline.sim.metrics import Slo, distribution, goodput
 from paceline.sim.plan.altered import altered_drafter, altered_traces
@@ -184,6 +184,9 @@ class _ScaledPass:
 
     def seconds(self, new_tokens: int, kv_tokens: int, requests: int) -> float:
         return self.factor * self.whole.seconds(new_tokens, kv_tokens, requests)
+
+    def seconds_of(self, shape: PassShape) -> float:
+        return self.factor * pass_seconds(self.whole, shape)
 
 
 @dataclass(frozen=True, slots=True)
