@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -121,3 +122,10 @@ def test_bounds_that_are_none(tmp_path: Path, content: str, message: str) -> Non
         read_bounds(path)
     with pytest.raises(ConfigError, match="cannot read the bounds"):
         read_bounds(tmp_path / "none.json")
+
+
+def test_bounds_that_a_simulation_printed(tmp_path: Path) -> None:
+    row = {"name": "oracle", "tokens_per_s": 30.0, "speedup": 3.0, "reached": 0.5, "charged": "all"}
+    path = tmp_path / "simulated.json"
+    path.write_text(json.dumps({"requests": 2, "bounds": {"batch": 4, "requests": 2, "rows": [row]}}))
+    assert read_bounds(path) == [Bound(name="oracle", speedup=3.0, batch=4, tokens_per_s=30.0, charged="all")]

@@ -35,6 +35,24 @@ class Bound(Struct, forbid_unknown_fields=True, kw_only=True):
     charged: str | None = None
 
 
+class _SimulatedBound(Struct):
+    name: str
+    tokens_per_s: float
+    speedup: float
+    charged: str
+
+
+class _SimulatedBounds(Struct):
+    batch: int
+    rows: list[_SimulatedBound]
+
+
+class _Simulation(Struct):
+    """What `paceline simulate --json` prints, as far as it is about bounds."""
+
+    bounds: _SimulatedBounds
+
+
 class Report(Struct, kw_only=True):
     """expected: cells of the matrix; `cells` of them are finished."""
 
@@ -85,20 +103,36 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 
 def read_bounds(path: Path) -> list[Bound]:
-    """A JSON list of objects with name, speedup and, optionally, workload and batch. Raises ConfigError."""
+    """A JSON list of objects with name, speedup and, optionally, workload and batch, or what
+    `paceline simulate --json` printed. Raises ConfigError."""
     try:
-        bounds = msgspec.json.decode(path.read_bytes(), type=list[Bound])
+        read = msgspec.json.decode(path.read_bytes(), type=list[Bound] | _Simulation)
     except OSError as error:
         raise ConfigError(f"cannot read the bounds {path}: {error.strerror}.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} holds no bounds ({error}): give a list of objects with name, speedup and, where they do "
-            "not hold everywhere, workload and batch."
+            f"{path} holds no bounds ({error}): give what `paceline simulate --json` prints, or a list of "
+            "objects with name, speedup and, where they do not hold everywhere, workload and batch."
         ) from None
+    bounds = read if isinstance(read, list) else _of_simulation(read.bounds)
     wrong = next((bound for bound in bounds if bound.speedup <= 0), None)
     if wrong is not None:
         raise ConfigError(f"{path}: the bound {wrong.name} is {wrong.speedup:g}: give a number above 0.")
     return bounds
+
+
+def _of_simulation(said: _SimulatedBounds) -> list[Bound]:
+    """They are of the simulated run's own mean batch."""
+    return [
+        Bound(
+            name=each.name,
+            speedup=each.speedup,
+            batch=said.batch,
+            tokens_per_s=each.tokens_per_s,
+            charged=each.charged,
+        )
+        for each in said.rows
+    ]
 
 
 def write_report(report: Report, folder: Path, html: str | None) -> list[Path]:

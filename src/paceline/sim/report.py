@@ -79,6 +79,7 @@ def bounded(
             {
                 "name": each.name,
                 "tokens_per_s": each.tokens_per_s,
+                "speedup": each.speedup,
                 "reached": rate / each.tokens_per_s,
                 "charged": each.charged,
             }
