@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,7 +20,8 @@ CHUNKS: Chunks = ((" one", 1), (" two three four", 3), (" five six", 2))
 class Script:
     """usage: told with "each" chunk, at the "end" or "never".  refused: keys of stream_options that it does
     not know.  status: of every answer.  break_after: chunks, then the connection ends.  hang_after: requests,
-    then each waits for a second.  pause_s: before each chunk.  metrics: whether it has such a page."""
+    then each waits for a second, sending comments if it `drips`.  pause_s: before each chunk.  metrics:
+    whether it has such a page."""
 
     chunks: Chunks = CHUNKS
     usage: str = "each"
@@ -28,6 +29,7 @@ class Script:
     status: int = 200
     break_after: int | None = None
     hang_after: int | None = None
+    drips: bool = False
     pause_s: float = 0.002
     metrics: bool = True
     asked: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
@@ -92,7 +94,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         if script.hang_after is not None and len(script.asked) > script.hang_after:
-            time.sleep(1.0)
+            for _ in range(20):
+                time.sleep(0.05)
+                if script.drips:
+                    with suppress(OSError):  # the client has given up
+                        self.wfile.write(b": wait\n\n")
             return
         chat = "messages" in body
         if chat:

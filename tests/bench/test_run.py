@@ -52,3 +52,24 @@ def test_a_cell_in_which_the_process_stood_still_is_measured_again(tmp_path: Pat
     assert found(tmp_path / "one", 0.1, 9.0) == 0.1
     assert found(tmp_path / "two", 9.0, 0.2) == 0.2
     assert found(tmp_path / "three", 9.0, 8.0, 7.0) == 7.0
+
+
+class Failing(Disturbed):
+    """Its first request fails the first time."""
+
+    def measure(self, key: str, workload: Workload, load: Load, repeat: int) -> Cell:
+        measured = super().measure(key, workload, load, repeat)
+        measured.requests[0].error = "out of memory" if len(self.left) else None
+        return measured
+
+
+def test_a_cell_with_failed_requests_is_measured_again_by_the_same_command(tmp_path: Path) -> None:
+    contender = Failing(0.0, 0.0)
+    matrix = Matrix(
+        [contender], workloads_of(["chat"], None, []), [Load(batch=1)], 1, Settings(SamplingParams())
+    )
+    for failed in (True, False, False):
+        run(matrix, CellStore(tmp_path), lambda _: None)
+        (kept,) = matrix.finished(CellStore(tmp_path))
+        assert kept.failed is failed
+    assert not contender.left

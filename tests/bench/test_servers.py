@@ -128,8 +128,10 @@ def test_a_broken_stream_costs_its_own_request() -> None:
     assert checks_of([cell])[0].passed is False
 
 
-def test_a_server_that_takes_too_long() -> None:
-    (request, *_) = measured(Script(hang_after=1), timeout_s=0.5, settings=one()).requests
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_server_that_takes_too_long(drips: bool) -> None:
+    script = Script(hang_after=1, drips=drips)
+    (request, *_) = measured(script, timeout_s=0.5, settings=one()).requests
     assert request.error == "no answer within 0.5 s: raise --timeout."
     assert request.tokens is None
 

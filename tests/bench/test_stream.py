@@ -11,6 +11,8 @@ from paceline.bench.records import RequestRecord
 from paceline.bench.stream import Stream, refusal
 from paceline.core.stats import SpeculationStats
 
+STEPS = {"num_spec_steps": 2, "num_draft_tokens": 4, "num_accepted_draft_tokens": 3}
+
 
 def test_speculation_of_a_request_as_vllm_tells_it() -> None:
     """Five steps: one accepted nothing, two one guess, two all three."""
@@ -45,6 +47,8 @@ def test_lines_that_are_no_data_say_nothing() -> None:
         ("data: {broken", "not JSON: {broken"),
         ('data: {"error": {"message": "no memory"}}', "the server says: no memory"),
         ("data: [1]", "the server says"),
+        ("data: " + "[" * 100_000, "not JSON"),
+        ('data: {"error": "half a \\ud83d"}', "half a"),
     ],
 )
 def test_errors_in_a_stream(line: str, message: str) -> None:
@@ -58,7 +62,10 @@ def test_errors_in_a_stream(line: str, message: str) -> None:
         {"choices": ["odd"], "usage": [1]},
         {"choices": {"a": 1}, "usage": {"completion_tokens": "3"}},
         {"choices": [{"delta": {"content": 5}}], "usage": {"completion_tokens": -1}},
+        {"choices": [], "usage": {"completion_tokens": 10**30}},
         {"metrics": {"speculative_decoding": {"num_spec_steps": "many"}}},
+        {"metrics": {"speculative_decoding": STEPS | {"acceptance_histogram": ["a", None]}}},
+        {"metrics": {"speculative_decoding": STEPS | {"acceptance_histogram": 3}}},
     ],
 )
 def test_what_makes_no_sense_counts_for_nothing(chunk: object) -> None:
@@ -75,6 +82,16 @@ def test_reasoning_is_text() -> None:
     stream.write(record)
     assert record.text == "hm yes"
     assert len(record.chunk_times_s) == 2
+
+
+def test_half_a_character_can_be_written() -> None:
+    """The halves of one that came in two chunks are one again."""
+    stream, record = Stream(), RequestRecord(prompt="p", arrival_s=0.0)
+    for text in ("\\ud83d", "\\ude00", " \\ud800"):
+        stream.take('data: {"choices": [{"delta": {"content": "' + text + '"}}]}', 1.0)
+    stream.write(record)
+    assert record.text == "\U0001f600 \ufffd"
+    assert refusal(500, b'"\\ud800"').encode()
 
 
 def test_refusals_in_one_line() -> None:

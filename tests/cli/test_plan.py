@@ -104,7 +104,10 @@ def test_the_time_bound_is_kept(run: Run, files: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (["--gpu", "H100"], "--costs and --gpu are several sources"),
+        (["--gpu", "H100"], "--costs and --gpu both say"),
+        (["--burstiness", "0.5"], "--burstiness is for --rate"),
+        (["--draft", "ngram=llama-3.2-1b"], "ngram has no model: write ngram alone"),
+        (["--vllm-out", "/", "--checkpoint", "head=x"], "--vllm-out is /, which is a folder"),
         (["--rate", "3"], "several options say when requests come"),
         (["--draft", "heads"], "the traces hold no record of a drafter 'heads'"),
         (["--concurrency", "0"], "--concurrency is 0"),

@@ -102,7 +102,10 @@ def test_the_table_names_what_took_the_time(run: Run, files: dict[str, Path]) ->
         (["--traces", "TRACES", "--published", "llama3.1-8b@h1000"], "llama3.1-8b@h100"),
         (["--traces", "TRACES", "--costs", "COSTS", "--draft", "eagle"], "they hold head, tree"),
         (["--traces", "TRACES", "--costs", "COSTS", "--draft", "ngram+ngram"], "once"),
-        (["--traces", "TRACES", "--costs", "COSTS", "--requests", "0"], "empty"),
+        (["--traces", "TRACES", "--costs", "COSTS", "--requests", "0"], "from 1 to 10,000,000"),
+        (["--traces", "TRACES", "--costs", "COSTS", "--requests", "99999999999"], "from 1 to 10,000,000"),
+        (["--traces", "TRACES", "--costs", "COSTS", "--rate", "1", "--concurrency", "2"], "leave one out"),
+        (["--traces", "TRACES", "--costs", "COSTS", "--draft-charge", "winner"], "--paper figure12"),
         (["--traces", "TRACES", "--costs", "COSTS", "--tensor-parallel", "4"], "says something of --gpu"),
         (["--traces", "TRACES", "--costs", "COSTS", "--speed", "2"], "--speed is that of --lengths"),
         (["--traces", "TRACES", "--costs", "COSTS", "--burstiness", "0.5"], "the gaps of a --rate"),
@@ -170,7 +173,16 @@ def test_an_empty_answer_is_no_workload(run: Run, files: dict[str, Path]) -> Non
     write_traces(files["traces.jsonl"], {"target": "t"}, [empty])
     result = run("simulate", *map(str, given(files)), "--draft", "ngram")
     assert result.exit_code == 2
-    assert "an output" in result.stderr
+    assert "no request of the traces has an output" in result.stderr
+
+
+def test_requests_that_fail_say_why(run: Run, files: dict[str, Path]) -> None:
+    arguments = ["simulate", *map(str, given(files)), "--kv-tokens", "2", "--no-bounds"]
+    told = json.loads(run(*arguments, "--json").stdout)
+    assert told["failed"] == sum(told["errors"].values()) == 12
+    assert all("the KV cache holds 2" in error for error in told["errors"])
+    table = run(*arguments).stdout.splitlines()
+    assert 1 <= sum(line.startswith("failed") and "KV cache" in line for line in table) <= 3
 
 
 def test_a_simulation_needs_no_torch(files: dict[str, Path]) -> None:

@@ -33,6 +33,7 @@ def test_an_intact_log_replays(log: Path) -> None:
         (1, "[]"),
         (1, '{"format": 1, "config": {}}'),
         (3, "{not json"),
+        (1, '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"),
         (3, '{"now": 0}'),
         (3, '{"now": 0, "event": {"type": "Nonsense"}, "work": []}'),
         (3, '{"now": 0, "event": {"type": "StepDone", "step": "x"}, "work": []}'),
@@ -54,7 +55,11 @@ def test_other_work_than_recorded_is_an_error(log: Path, tmp_path: Path) -> None
     lines[1] = json.dumps(entry)
     changed = tmp_path / "changed.jsonl"
     changed.write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(EngineError, match="replay differs"):
+    with pytest.raises(EngineError, match="replay differs") as differs:
+        replay(changed)
+    assert len(str(differs.value)) < 400
+    changed.write_text(lines[0] + "\n", encoding="utf-8")
+    with pytest.raises(EngineError, match="holds no event"):
         replay(changed)
 
 

@@ -86,6 +86,8 @@ def test_compressed(tmp_path: Path) -> None:
     [
         ('{"id": "a", ', r"is not JSON \(.*\): mend or delete it"),
         ("[1]", r"is '\[1\]': each line must be an object"),
+        ('{"id": ' + "[" * 100_000, r"is not JSON"),
+        ('{"id": ' + "[" * 100_000 + "]" * 100_000 + "}", r"is not JSON"),
         (b"\xff".decode("latin1") * 3, r"is not JSON"),
         ({"id": "a", "prompt_token_ids": [1]}, r"has no generated_token_ids: add it"),
         (

@@ -68,6 +68,12 @@ def test_what_differs_is_named(folder: Path, tmp_path: Path) -> None:
     path.write_text("\n".join(lines[:-1]) + "\n")
     with pytest.raises(EngineError, match="the log ends before the simulation does"):
         replayed(path)
+    path.write_text("\n".join(lines[:2]) + "\n")
+    with pytest.raises(EngineError, match="has no token yet: it is cut short"):
+        replayed(path)
+    path.write_text("\n".join([*lines[:2], *lines[1:]]) + "\n")
+    with pytest.raises(EngineError, match="arrives twice"):
+        replayed(path)
 
 
 def test_runs_that_cannot_be_simulated(folder: Path, tmp_path: Path) -> None:

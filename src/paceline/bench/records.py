@@ -106,6 +106,11 @@ class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
         return self.stood_still_s is not None and self.stood_still_s > STOOD_STILL_S
 
     @property
+    def failed(self) -> bool:
+        """Whether a request of it did."""
+        return len(self.ended) < len(self.requests)
+
+    @property
     def ended(self) -> list[RequestRecord]:
         """Those that ended well."""
         return [request for request in self.requests if request.error is None]

@@ -109,7 +109,7 @@ def read_bounds(path: Path) -> list[Bound]:
         read = msgspec.json.decode(path.read_bytes(), type=list[Bound] | _Simulation)
     except OSError as error:
         raise ConfigError(f"cannot read the bounds {path}: {error.strerror}.") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} holds no bounds ({error}): give what `paceline simulate --json` prints, or a list of "
             "objects with name, speedup and, where they do not hold everywhere, workload and batch."

@@ -77,7 +77,8 @@ def _undisturbed(session: Session, key: str, workload: Workload, load: Load, rep
 
 
 def run(matrix: Matrix, store: CellStore, done: Callable[[Cell], None]) -> None:
-    """Measures what `store` lacks. done: told of each cell once it is on disk."""
+    """Measures what `store` lacks, and again what had a request that failed: the server may be back. done:
+    told of each cell once it is on disk."""
     contenders = {each.name: each for each in matrix.contenders}
     workloads = {each.name: each for each in matrix.workloads}
     for repeat, name, stretch in turns(list(contenders), list(workloads), matrix.repeats, matrix.by):
@@ -86,7 +87,8 @@ def run(matrix: Matrix, store: CellStore, done: Callable[[Cell], None]) -> None:
             (key, workloads[workload], load)
             for workload in stretch
             for load in matrix.loads
-            if store.get(key := matrix.key(contender, workloads[workload], load, repeat)) is None
+            if (found := store.get(key := matrix.key(contender, workloads[workload], load, repeat))) is None
+            or found.failed
         ]
         if not missing:
             continue

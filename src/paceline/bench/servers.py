@@ -174,6 +174,10 @@ class ServerSession:
                 group.create_task(work())
         return records, self._now()
 
+    def _in_time(self) -> asyncio.Timeout:
+        """For a whole answer: the client's own limit begins anew with every byte."""
+        return asyncio.timeout(self._server.timeout_s)
+
     def _now(self) -> float:
         return time.perf_counter() - self._began
 
@@ -185,12 +189,12 @@ class ServerSession:
 
         body, stream = self._body(prompt, params, self._usage), Stream()
         try:
-            async with client.stream("POST", self._url(), json=body) as response:
+            async with self._in_time(), client.stream("POST", self._url(), json=body) as response:
                 if response.status_code != 200:
                     raise ValueError(refusal(response.status_code, await response.aread()))
                 async for line in response.aiter_lines():
                     stream.take(line, self._now())
-        except httpx2.TimeoutException:
+        except (TimeoutError, httpx2.TimeoutException):
             record.error = f"no answer within {self._server.timeout_s:g} s: raise --timeout."
         except (httpx2.HTTPError, ValueError) as error:
             record.error = str(error) or type(error).__name__
@@ -218,8 +222,9 @@ class ServerSession:
         params, told = replace(self._settings.params, max_tokens=1), ""
         for usage in _USAGE:
             try:
-                response = await client.post(self._url(), json=self._body(prompt, params, usage))
-            except httpx2.HTTPError as error:
+                async with self._in_time():
+                    response = await client.post(self._url(), json=self._body(prompt, params, usage))
+            except (TimeoutError, httpx2.HTTPError) as error:
                 reason = str(error) or type(error).__name__
                 raise EngineError(
                     f"{self._server.base} does not answer ({reason}): is the server running there?"
@@ -237,8 +242,9 @@ class ServerSession:
         import httpx2
 
         try:
-            response = await client.get(f"{self._server.base.removesuffix('/v1')}/metrics")
-        except httpx2.HTTPError:
+            async with self._in_time():
+                response = await client.get(f"{self._server.base.removesuffix('/v1')}/metrics")
+        except (TimeoutError, httpx2.HTTPError):
             return None
         return counted(response.text) if response.status_code == 200 else None
 

@@ -62,7 +62,7 @@ class CellStore:
     def _cell(self, number: int, line: bytes) -> Cell:
         try:
             return msgspec.json.decode(line, type=Cell)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(
                 f"{self.path}, line {number} is no cell of this version ({error}): delete the line, or "
                 "choose another --out."

@@ -9,6 +9,8 @@ from typing import Any
 from paceline.bench.records import RequestRecord
 from paceline.core.stats import SpeculationStats
 
+_MOST_TOKENS = 2**31 - 1
+
 
 class Stream:
     """Tokens are counted by what the server says, never by chunks, of which one may hold several.
@@ -35,10 +37,10 @@ class Stream:
             return
         try:
             chunk = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"the stream has a line that is not JSON: {data.strip()[:80]}") from None
         if not isinstance(chunk, dict) or chunk.get("error"):
-            raise ValueError(f"the server says: {_said(chunk)}")
+            raise ValueError(f"the server says: {_writable(_said(chunk))}")
         self._take(chunk, at_s)
 
     def _take(self, chunk: dict[str, Any], at_s: float) -> None:
@@ -55,7 +57,7 @@ class Stream:
             return
         text = _text_of(choice)
         if choice.get("finish_reason"):
-            self._finish, self.ended = str(choice["finish_reason"]), True
+            self._finish, self.ended = _writable(str(choice["finish_reason"])), True
         before = next((count for count in reversed(self._counts) if count is not None), 0)
         if text or (told is not None and told > before):
             self._text.append(text)
@@ -64,7 +66,7 @@ class Stream:
 
     def write(self, record: RequestRecord) -> None:
         """What came, into `record`."""
-        record.text = "".join(self._text)
+        record.text = _writable("".join(self._text))
         record.finish_reason = self._finish
         record.tokens = _count(self._usage, "completion_tokens")
         record.prompt_tokens = _count(self._usage, "prompt_tokens")
@@ -87,7 +89,12 @@ class Stream:
 
 def _count(usage: object, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
+
+
+def _writable(text: str) -> str:
+    """JSON may hold half a character, and no file can. Halves that came in two chunks are one again."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _text_of(choice: dict[str, Any]) -> str:
@@ -106,10 +113,10 @@ def _speculation(told: object) -> SpeculationStats | None:
     if not isinstance(told, dict):
         return None
     names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-    numbers = [told.get(name) for name in names]
-    steps, drafted, accepted = (number if isinstance(number, int) else -1 for number in numbers)
-    histogram = told.get("acceptance_histogram")
-    if min(steps, drafted, accepted) < 0 or not isinstance(histogram, list):
+    steps, drafted, accepted = (_count(told, name) for name in names)
+    given = told.get("acceptance_histogram")
+    histogram = [_count({"": count}, "") for count in given] if isinstance(given, list) else [None]
+    if steps is None or drafted is None or accepted is None or None in histogram:
         return None
     reached = list(accumulate(reversed(histogram)))[::-1][1:]
     return SpeculationStats(
@@ -126,9 +133,9 @@ def refusal(status: int, body: bytes) -> str:
     """An error response in one line."""
     try:
         said = _said(json.loads(body))
-    except ValueError:
+    except (ValueError, RecursionError):
         said = body.decode(errors="replace")
-    return f"HTTP {status}: {' '.join(said.split())[:200]}"
+    return f"HTTP {status}: {_writable(' '.join(said.split())[:200])}"
 
 
 def _said(chunk: object) -> str:

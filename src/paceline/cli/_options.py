@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,19 @@ def refuse_unused(used: Collection[str], about: str) -> None:
         given = context is not None and context.get_parameter_source(parameter.name or "")
         if given is ParameterSource.COMMANDLINE and parameter.name not in used:
             raise ConfigError(f"{parameter.opts[0]} says nothing about {about}: leave it out.")
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Before what takes long. Raises ConfigError for a file that could not be written at its end."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option} is {path}: there is no such folder; make it, or choose another.")
+    if path.is_dir():
+        raise ConfigError(f"{option} is {path}, which is a folder: give the name of a file.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{option} is {path}, which may not be written: choose another.")
 
 
 def config_of(values: dict[str, Any]) -> Config:

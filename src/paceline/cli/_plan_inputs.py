@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from paceline.cli._options import check_writable
 from paceline.errors import ConfigError
 from paceline.sim.acceptance import RequestTrace, read_traces
 from paceline.sim.costs.hardware import gpu_named, shape_of
@@ -117,6 +118,11 @@ def _names(
 ) -> tuple[list[str], tuple[str, ...]]:
     """Those to be tried, and those that cannot be for want of costs."""
     if shapes:
+        bare = next((name for name in (*_LOOKUPS, "none") if shapes.get(name) is not None), None)
+        if bare is not None:
+            raise ConfigError(
+                f"--draft is {bare}={shapes[bare]}, but {bare} has no model: write {bare} alone."
+            )
         names = [name for name in shapes if name != "none"]
         unknown = [name for name in names if name not in known and name not in _LOOKUPS]
         if unknown:
@@ -175,11 +181,7 @@ def _check_exports(
     if values["sglang_out"] is not None and not any(each.drive == "head" for each in drafters):
         raise ConfigError("SGLang adapts the steps of EAGLE heads only: name one with --draft eagle3.")
     for name in ("vllm_out", "sglang_out"):
-        path = values[name]
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is {path}: there is no such folder; make it first."
-            )
+        check_writable(f"--{name.replace('_', '-')}", values[name])
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -212,8 +214,8 @@ def _costs(values: dict[str, Any]) -> CostModel | None:
     given = [name for name in ("costs", "published", "gpu") if values[name] is not None]
     if len(given) != 1:
         raise ConfigError(
-            f"{' and '.join(f'--{name}' for name in given) + ' are several sources' if given else 'nothing'} "
-            "says what passes take: give one of --costs FILE, --published NAME and --gpu NAME."
+            f"{' and '.join(f'--{name}' for name in given) + ' both say' if given else 'nothing says'} "
+            "what passes take: give one of --costs FILE, --published NAME and --gpu NAME."
         )
     if given == ["gpu"]:
         return None

@@ -208,7 +208,8 @@ def _measure(matrix: Matrix, store: CellStore, *, quiet: bool) -> None:
     from paceline.bench.run import run
     from paceline.bench.store import CellStore
 
-    total, found = len(list(matrix.keys())), len(matrix.finished(store))
+    total = len(list(matrix.keys()))
+    found = sum(not cell.failed for cell in matrix.finished(store))
     with tqdm(total=total, initial=found, desc="bench", unit="cell", disable=True if quiet else None) as bar:
 
         def done(cell: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from paceline.cli._options import check_writable
 from paceline.config import Config, Device, Dtype, load_config
 from paceline.errors import ConfigError
 
@@ -64,8 +65,7 @@ def command(**values: Any) -> None:
     source = sources[0] if sources else "measured"
     _check_options(source, values)
     asked = _asked(values, measured=source == "measured")
-    if values["out"] is not None and not values["out"].absolute().parent.is_dir():
-        raise ConfigError(f"--out is {values['out']}: there is no such folder; make it, or choose another.")
+    check_writable("--out", values["out"])
     costs, errors = _costs(source, values)
     _report(costs, errors, asked, values)
 
@@ -122,17 +122,17 @@ def _asked(values: dict[str, Any], *, measured: bool) -> Asked:
     return Asked(
         _numbers("--requests", requests),
         _numbers("--contexts", contexts, least=0),
-        _numbers("--guesses", values["guesses"]),
+        _numbers("--guesses", values["guesses"], most=256),
     )
 
 
-def _numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
+def _numbers(option: str, text: str, least: int = 1, most: int = 2**24) -> tuple[int, ...]:
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         numbers = ()
-    if not numbers or not all(least <= number <= 2**24 for number in numbers):
-        raise ConfigError(f"{option} is {text!r}: give whole numbers from {least}, as 1,4,16.")
+    if not numbers or not all(least <= number <= most for number in numbers):
+        raise ConfigError(f"{option} is {text!r}: give whole numbers from {least} to {most}, as 1,4,16.")
     return tuple(dict.fromkeys(numbers))
 
 

@@ -41,6 +41,7 @@ _OPTIONS = (
 )
 _MOST_BOUNDED = 100
 """Requests by which bounds are found, the first ones."""
+_MOST_REQUESTS = 10**7
 _FILE = click.Path(path_type=Path)
 
 
@@ -118,7 +119,7 @@ def command(**values: Any) -> None:
 
 def _check_paper(values: dict[str, Any]) -> None:
     if values["draft_charge"] and _PAPERS.get(values["paper"] or "") != _STUDY:
-        raise ConfigError(f"--draft-charge is of a study's figures: give --paper {min(_PAPERS)}.")
+        raise ConfigError("--draft-charge is of the oracle over both drafters: give --paper figure12.")
     if values["check"] and values["paper"] is None:
         raise ConfigError(f"--check is of published figures: give --paper, one of {', '.join(_PAPERS)}.")
 
@@ -231,11 +232,14 @@ def _requests(
     from paceline.workload import AtOnce, Bursts, Steady, faster, read_lengths, thinned
 
     count, seed, rate = values["count"], values["seed"], values["rate"]
+    when = [f"--{name}" for name in ("lengths", "rate", "concurrency") if values[name] is not None]
+    if len(when) > 1:
+        raise ConfigError(f"{' and '.join(when)} both say when requests come: leave one out.")
+    if count is not None and not 1 <= count <= _MOST_REQUESTS:
+        raise ConfigError(f"--requests is {count}: give a whole number from 1 to {_MOST_REQUESTS:,}.")
     if rate is None:
         _refuse(values, ("burstiness",), "is the shape of the gaps of a --rate")
     if values["lengths"] is not None:
-        if rate is not None:
-            raise ConfigError("--lengths says when requests come, and so does --rate: leave one out.")
         rows = read_lengths(values["lengths"])
         rows = faster(rows if count is None else thinned(rows, count, seed), _or(values["speed"], 1.0))
         return with_lengths(rows, traces, seed, context_length), len(rows)

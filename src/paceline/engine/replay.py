@@ -16,7 +16,7 @@ from paceline.core.engine_core import CoreConfig, EngineCore
 from paceline.core.placement import OverlappedPlacement, SerialPlacement
 from paceline.core.scheduler import Limits
 from paceline.core.work import Event, Work
-from paceline.errors import EngineError
+from paceline.errors import EngineError, shown
 
 FORMAT = 3
 
@@ -68,9 +68,11 @@ def replay(path: Path) -> int:
         core.take_outputs()
         if work != recorded:
             raise EngineError(
-                f"{path}:{count + 1}: replay differs after {type(event).__name__}: "
-                f"recorded {recorded}, now {work}."
+                f"{path}:{count + 1}: replay differs after {type(event).__name__}: recorded "
+                f"{shown(recorded)}, now {shown(work)}. Record it again with this version."
             )
+    if not count:
+        raise EngineError(f"{path} holds no event: record it again.")
     return count
 
 
@@ -104,7 +106,7 @@ def _naming(path: Path, number: int) -> Iterator[None]:
     """Turns whatever a damaged line leads to into an error that says which line it is."""
     try:
         yield
-    except (msgspec.DecodeError, KeyError, AttributeError, TypeError, ValueError) as error:
+    except (msgspec.DecodeError, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise EngineError(f"{path}:{number}: not an event log line ({error}); record it again.") from error
 
 

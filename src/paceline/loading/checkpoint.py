@@ -104,7 +104,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"cannot read {path}: {error}. {_AGAIN}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object, found {type(value).__name__}. {_AGAIN}")

@@ -54,7 +54,7 @@ def read_pair(path: Path) -> PacedPair:
         pair = msgspec.json.decode(path.read_bytes(), type=PacedPair)
     except OSError as error:
         raise ConfigError(f"cannot read the paced pair {path}: {error.strerror}.") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a paced pair: {error}.") from None
     if [bool(pair.target_model), bool(pair.draft_model)] != [not pair.trace] * 2:
         raise ConfigError(f"{path}: a paced pair has either a trace, or a target_model and a draft_model.")

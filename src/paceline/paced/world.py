@@ -97,7 +97,7 @@ def read_recordings(path: Path) -> list[Recording]:
     for number, line in enumerate(lines, 1):
         try:
             found.append(msgspec.json.decode(line, type=Recording))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path}:{number}: not a line of a trace ({error}); record it again.") from None
     if not any(each.output for each in found):
         raise ConfigError(f"{path} holds no tokens: record it again.")

@@ -159,12 +159,12 @@ def _object(line: bytes, where: str) -> dict[str, msgspec.Raw]:
         raise ConfigError(
             f"{where} is {shown(line[:60].decode(errors='replace').strip())}: each line must be an object."
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON ({error}): mend or delete it. It knows no NaN.") from None
 
 
 def _header(record: Mapping[str, msgspec.Raw], where: str) -> Mapping[str, object]:
-    header = {name: msgspec.json.decode(value) for name, value in record.items()}
+    header = {name: _decoded(value, Any, name, where) for name, value in record.items()}
     if header["format"] != FORMAT:
         raise ConfigError(f'{where}: format is {shown(header["format"])}: this reads "{FORMAT}".')
     if header.get("version") != VERSION:
@@ -197,7 +197,7 @@ def _request(record: Mapping[str, msgspec.Raw], where: str, *, own: bool) -> Req
 def _decoded(value: msgspec.Raw, kind: Any, name: str, where: str) -> Any:
     try:
         return msgspec.json.decode(value, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: {name}: {error}: mend or delete the line.") from None
 
 

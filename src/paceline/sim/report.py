@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +16,7 @@ from paceline.sim.run.simulator import SimResult
 
 SHOWN = (50, 95, 99)
 _MS = 1e3
+_MOST_ERRORS = 3
 
 
 def as_object(result: SimResult, slos: Sequence[Slo] = ()) -> dict[str, Any]:
@@ -24,6 +26,7 @@ def as_object(result: SimResult, slos: Sequence[Slo] = ()) -> dict[str, Any]:
     return {
         "requests": len(result.requests),
         "failed": len(result.requests) - len(finished),
+        "errors": dict(Counter(each.error for each in result.requests if each.error is not None)),
         "duration_s": spent.duration,
         "output_tokens": result.output_tokens,
         "prompt_tokens": sum(each.prompt_tokens for each in result.requests),
@@ -97,6 +100,8 @@ def table(said: dict[str, Any]) -> list[str]:
         f"simulated         {said['duration_s']:>12,.2f} s",
         f"output            {said['output_tokens']:>12,} tokens   {rates}",
     ]
+    worst = sorted(said["errors"].items(), key=lambda pair: -pair[1])[:_MOST_ERRORS]
+    lines += [f"failed            {count:>12,}   {error}" for error, count in worst]
     if said["verified"]:
         lines.append(
             f"guesses           {said['verified']:>12,} verified   {said['accepted']:,} accepted, "

@@ -221,7 +221,7 @@ def _check_same(out: Path, found: bytes, wanted: bytes) -> None:
     remedy = "delete the file, or give another --out."
     try:
         before = _leaves(msgspec.json.decode(found, type=dict[str, Any]))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ConfigError(f"{out}, line 1 is not the header of a file of traces: {remedy}") from None
     now = _leaves(msgspec.json.decode(wanted, type=dict[str, Any]))
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]

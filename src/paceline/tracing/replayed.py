@@ -24,7 +24,7 @@ from paceline.core.work import (
     Work,
 )
 from paceline.engine.replay import read_log
-from paceline.errors import EngineError
+from paceline.errors import EngineError, shown
 from paceline.sim.costs.model import CostModel
 from paceline.sim.run.drafters import Meter
 from paceline.sim.run.requests import SimRequest
@@ -118,7 +118,7 @@ class _Run:
         self._log = log
         times = _times(log)
         steps = [event for _, event, _ in log if isinstance(event, StepDone)]
-        self.requests = _requests(config, log, times.arrivals)
+        self.requests = _requests(path, config, log, times.arrivals)
         self.costs = _LoggedCosts(
             _LoggedPass(_recorded(path, [step.seconds for step in steps])),
             {},
@@ -131,14 +131,16 @@ class _Run:
 
     def compare(self, now: float, event: Event, work: list[Work]) -> None:  # noqa: ARG002 - times are made
         if self.seen >= len(self._log):
-            raise EngineError(f"{self._path}: the simulation goes on after the end, with {event}.")
+            raise EngineError(f"{self._path}: the simulation goes on after the end, with {shown(event)}.")
         _, recorded, asked = self._log[self.seen]
         self.seen += 1
         where = f"{self._path}:{self.seen + 1}"
         if _untimed(event) != _untimed(recorded):
-            raise EngineError(f"{where}: the simulator told the core {event}, recorded was {recorded}.")
+            raise EngineError(
+                f"{where}: the simulator told the core {shown(event)}, recorded was {shown(recorded)}."
+            )
         if work != asked:
-            raise EngineError(f"{where}: the core asks for {work}, recorded was {asked}.")
+            raise EngineError(f"{where}: the core asks for {shown(work)}, recorded was {shown(asked)}.")
 
 
 def _recorded(path: Path, values: Sequence[Recorded]) -> Iterator[Recorded]:
@@ -160,7 +162,9 @@ def _untimed(event: Event) -> Event:
     return event
 
 
-def _requests(config: CoreConfig, log: Sequence[Entry], arrivals: Sequence[float]) -> list[SimRequest]:
+def _requests(
+    path: Path, config: CoreConfig, log: Sequence[Entry], arrivals: Sequence[float]
+) -> list[SimRequest]:
     """after: what the target said beyond an answer's end, in the pass that ended it."""
     core, outputs, said = EngineCore(config), dict[str, list[int]](), dict[str, list[int]]()
     for now, event, _ in log:
@@ -170,6 +174,13 @@ def _requests(config: CoreConfig, log: Sequence[Entry], arrivals: Sequence[float
         for verdict in event.verdicts if isinstance(event, StepDone) else ():
             said.setdefault(verdict.request_id, []).extend(verdict.tokens)
     arrived = [event for _, event, _ in log if isinstance(event, RequestArrived)]
+    seen = set[str]()
+    for each in arrived:
+        if each.request_id in seen:
+            raise EngineError(f"{path}: request {shown(each.request_id)} arrives twice; record it again.")
+        if not outputs.get(each.request_id):
+            raise EngineError(f"{path}: request {shown(each.request_id)} has no token yet: it is cut short.")
+        seen.add(each.request_id)
     return [
         SimRequest(
             each.request_id,

@@ -47,7 +47,7 @@ def read_answers(path: Path, first: int = 0) -> Iterator[NumberedAnswer]:
                 continue
             try:
                 yield NumberedAnswer(number, decoder.decode(line))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ModelError(
                     f"{path}, line {number + 1} is not an answer ({error}): each line is an object with "
                     "prompt_token_ids and token_ids. Mend or delete the line."

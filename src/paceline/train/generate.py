@@ -214,7 +214,7 @@ def _check_made(model: LoadedModel, prompts: Sequence[TrainingPrompt], path: Pat
         return
     try:
         found = msgspec.json.decode(beside.read_bytes(), type=_Made)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{beside} is damaged ({error}): delete it and {path.name}.") from None
     changed = [name for name in made.__struct_fields__ if getattr(made, name) != getattr(found, name)]
     if changed:
@@ -237,7 +237,7 @@ def _begun(path: Path) -> tuple[int, int]:
         return 0, 0
     try:
         return len(lines), int(json.loads(lines[-1])["prompt"]) + 1
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
             f"{path}: the last line is no answer of this command ({error}): delete it."
         ) from None

@@ -53,7 +53,7 @@ def read_objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
         where = f"{path}, line {number}"
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON ({error}): mend or delete it.") from None
         if not isinstance(record, dict):
             raise ConfigError(f"{where} is {shown(record)}: each line must be an object.")

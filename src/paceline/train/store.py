@@ -211,7 +211,7 @@ def _read_meta(folder: Path) -> StoreMeta | None:
         return msgspec.json.decode((folder / _META).read_bytes(), type=StoreMeta)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{folder / _META} is damaged ({error}): delete the folder.") from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError, PacelineError
@@ -222,6 +222,7 @@ def test_every_form_survives_its_file(target: Pass, draft: Draft, step: float, r
     from paceline.sim.costs.model import costs_of, parsed, to_builtins
 
     costs = CostModel(target, {"a": draft}, step_overhead_s=step, request_overhead_s=request)
+    assume(target.seconds(1, 0, 1) + costs.overhead_s(1) > 0.0)
     assert costs_of(parsed(json.dumps(to_builtins(costs)), "it"), "it") == costs
 
 
@@ -257,7 +258,10 @@ def with_value(value: Any, *path: str) -> Callable[[dict[str, Any]], None]:
             with_value(float("nan"), "target", "per_kv_token_s"),
             "target.per_kv_token_s: Expected `float` >= 0",
         ),
-        (with_value(float("inf"), "step_overhead_s"), "`step_overhead_s` holds inf"),
+        (with_value(float("inf"), "step_overhead_s"), "step_overhead_s: Expected `float` <= 1000000"),
+        (with_value(1e308, "target", "seconds_at"), "target"),
+        (with_value(1e7, "message_s"), "message_s: Expected `float` <= 1000000"),
+        (with_value({"a": float("nan")}, "provenance"), "provenance holds no number"),
         (with_value(-1e-9, "target", "per_kv_token_s"), "target.per_kv_token_s: Expected `float` >= 0"),
         (with_value(-1.0, "step_overhead_s"), "step_overhead_s: Expected `float` >= 0"),
         (with_value("1", "step_overhead_s"), "step_overhead_s: Expected `float`, got `str`"),
@@ -310,6 +314,15 @@ def test_files_that_hold_anything_else(text: bytes, message: str, tmp_path: Path
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=message):
         load_costs(path)
+
+
+def test_steps_take_time(tmp_path: Path) -> None:
+    """Else nothing can be compared with anything: rates would be infinite."""
+    path = tmp_path / "costs.json"
+    with pytest.raises(ConfigError, match="a step of one token takes no time"):
+        save_costs(path, CostModel(target=LinearPass(fixed_s=0.0), drafts={}))
+    save_costs(path, CostModel(target=LinearPass(fixed_s=0.0), drafts={}, step_overhead_s=1e-3))
+    assert load_costs(path).step_overhead_s == 1e-3
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

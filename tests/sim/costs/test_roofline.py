@@ -153,7 +153,7 @@ def test_efficiencies_are_replaced_by_name() -> None:
     ("name", "value", "message"),
     [
         ("bandwith", 0.5, "did you mean 'bandwidth'.*The known ones are bandwidth, compute, draft_layer_s"),
-        ("bandwidth", 0.0, "bandwidth is 0.0: it must be a number above 0"),
+        ("bandwidth", 0.0, "bandwidth is 0: it must be a share of the data sheet"),
         ("compute", float("nan"), "compute is nan"),
         ("step_s", -1.0, "step_s is -1.0"),
         ("step_s", float("inf"), "step_s is inf"),

@@ -17,7 +17,8 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 import msgspec
 from msgspec import Meta
 
-Seconds = Annotated[float, Meta(ge=0, description="seconds, not below 0")]
+_MOST_S = 1e6
+Seconds = Annotated[float, Meta(ge=0, le=_MOST_S, description="seconds, from 0 to a million")]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1, description="a whole number from 1")]
 
 

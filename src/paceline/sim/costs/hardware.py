@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +164,13 @@ def _whole(path: Path, content: dict[str, Any], name: str, default: int | None =
     return value
 
 
-def positive(name: str, value: float) -> float:
-    """Raises ConfigError unless `value` is finite and above 0."""
-    if not (isfinite(value) and value > 0.0):
-        raise ConfigError(f"{name} is {shown(value)}: it must be a number above 0.")
+MOST_BITS = 64.0
+"""Of a weight."""
+
+
+def positive(name: str, value: float, most: float = inf) -> float:
+    """Raises ConfigError unless `value` is finite, above 0 and not above `most`."""
+    if not (isfinite(value) and 0.0 < value <= most):
+        limit = f", {most:g} at most" if most < inf else ""
+        raise ConfigError(f"{name} is {shown(value)}: it must be a number above 0{limit}.")
     return value

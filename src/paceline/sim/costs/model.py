@@ -172,13 +172,17 @@ def costs_of(content: Any, source: str) -> CostModel:
             "anew with paceline profile --out."
         )
     read: _File = _converted(content, _File, source)
+    try:
+        json.dumps(read.provenance, allow_nan=False)
+    except ValueError:
+        raise ConfigError(f"{source}: provenance holds no number: {_REMEDY}.") from None
     by_cores = {}
     for cores, part in read.by_cores.items():
         where = f"by_cores.{cores}"
         checked: _Part = _converted(part, _Part, source, where)
         by_cores[cores] = _core_costs(checked, source, f"{where}.")
     both = _core_costs(read, source)
-    return CostModel(
+    costs = CostModel(
         target=both.target,
         drafts=both.drafts,
         step_overhead_s=read.step_overhead_s,
@@ -189,6 +193,9 @@ def costs_of(content: Any, source: str) -> CostModel:
         by_cores=by_cores,
         provenance=read.provenance,
     )
+    if any(each.target.seconds(1, 0, 1) + costs.overhead_s(1) <= 0.0 for each in (both, *by_cores.values())):
+        raise ConfigError(f"{source}: a step of one token takes no time: {_REMEDY}.")
+    return costs
 
 
 def _core_costs(part: _File | _Part, source: str, prefix: str = "") -> CoreCosts:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 
 from paceline.errors import ConfigError, nearest, shown
 from paceline.sim.costs.forms import PassesDraft, RooflinePass, ShareDraft
-from paceline.sim.costs.hardware import GPU, ShapeSpec, gpu_named, positive, shape_of
+from paceline.sim.costs.hardware import GPU, MOST_BITS, ShapeSpec, gpu_named, positive, shape_of
 from paceline.sim.costs.model import CostModel, DraftTime
 
 USABLE = 0.9
@@ -46,7 +46,8 @@ def efficiency_of(settings: dict[str, float]) -> Efficiency:
         if name not in known:
             raise ConfigError(f"no efficiency is named {name!r}: {nearest(name, known)}")
         if name in ("bandwidth", "kv_bandwidth", "compute"):
-            positive(name, value)
+            if not 1e-3 <= value <= 10.0:
+                raise ConfigError(f"{name} is {value:g}: it must be a share of the data sheet, 0.001 to 10.")
         elif name == "sharpness" and not 1.0 <= value <= 64.0:
             raise ConfigError(f"sharpness is {value:g}: it must be from 1 (both add up) to 64 (the longer).")
         elif not 0.0 <= value < 1e6:
@@ -72,7 +73,7 @@ def roofline(
     device = gpu_named(gpu) if isinstance(gpu, str) else gpu
     reached = efficiency or Efficiency()
     shape = shape_of(model)
-    positive("weight_bits", weight_bits)
+    positive("weight_bits", weight_bits, MOST_BITS)
     _fits(device, shape, tensor_parallel, weight_bits)
     target = _model_pass(device, shape, tensor_parallel, weight_bits, reached)
     lookup = ShareDraft(share=reached.lookup_share, of=target)

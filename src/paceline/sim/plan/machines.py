@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline.errors import ConfigError
-from paceline.sim.costs.hardware import GPU, ShapeSpec, gpu_named, positive
+from paceline.sim.costs.hardware import GPU, MOST_BITS, ShapeSpec, gpu_named, positive
 from paceline.sim.costs.model import CostModel, DraftTime
 from paceline.sim.costs.roofline import USABLE, Efficiency, kv_bytes_per_rank, roofline
 from paceline.sim.plan.candidates import Candidate, Placed
@@ -94,7 +94,7 @@ class Gpus:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ConfigError(f"there are {self.count} GPUs: give a number from 1.")
-        positive("weight_bits", self.weight_bits)
+        positive("weight_bits", self.weight_bits, MOST_BITS)
         self._check_ranks("tensor_parallel", self.target_ranks, (self.target,))
         self._check_ranks("draft_tensor_parallel", self.draft_ranks, tuple(self.models.values()))
 

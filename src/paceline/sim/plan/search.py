@@ -49,8 +49,8 @@ class Scored:
     @property
     def value(self) -> float:
         """Their geometric mean."""
-        if max(self.values) == float("inf"):
-            return float("inf")
+        if max(self.values) in (0.0, float("inf")):
+            return max(self.values)
         return exp(sum(log(max(each, _NOTHING)) for each in self.values) / len(self.values))
 
     @property

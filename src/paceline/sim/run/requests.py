@@ -43,8 +43,10 @@ def usable(traces: Iterable[RequestTrace], drafters: Iterable[str] = ()) -> list
     kept = [each for each in given if each.output and all(each.aligned(name) for name in names)]
     if not kept:
         known = sorted({name for each in given for name in each.drafters})
+        if not any(each.output for each in given):
+            raise ConfigError("no request of the traces has an output: record the traces anew.")
         raise ConfigError(
-            f"no request of the traces was recorded with {', '.join(names) or 'an output'}: they hold "
+            f"no request of the traces was recorded with {', '.join(names)}: they hold "
             f"{', '.join(known) or 'no drafter'}; name one of these, or record the traces anew."
         )
     return kept
