@@ -33,6 +33,7 @@ ENGINE_VALUES: dict[str, object] = {
     "dtype": "bfloat16",
     "draft_dtype": "bfloat16",
     "exact": True,
+    "unpickle_head": True,
     "device": "cpu",
     "threads": 3,
 }
