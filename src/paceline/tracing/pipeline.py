@@ -222,7 +222,7 @@ def _check_same(out: Path, found: bytes, wanted: bytes) -> None:
     try:
         before = _leaves(msgspec.json.decode(found, type=dict[str, Any]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise ConfigError(f"{out}, line 1 is not the header of a file of traces: {remedy}") from None
+        raise ConfigError(f"{out}, line 1 is not the header of a file of traces: {remedy}")
     now = _leaves(msgspec.json.decode(wanted, type=dict[str, Any]))
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
