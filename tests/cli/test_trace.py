@@ -47,3 +47,6 @@ def test_what_it_needs(tmp_path: Path) -> None:
     missing = trace("--data", tmp_path / "a", "--out", tmp_path / "b", "--model", target(tmp_path))
     assert missing.exit_code == 2
     assert "give a JSONL file of prompts" in missing.stderr
+    folder = trace("--data", tmp_path / "a", "--out", tmp_path)
+    assert folder.exit_code == 2
+    assert "which is a folder" in folder.stderr

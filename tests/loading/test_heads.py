@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -440,6 +441,36 @@ def test_pickles_that_hold_more_than_tensors_run_nothing(model: LoadedModel, tmp
     os.truncate(folder / "pytorch_model.bin", 100)
     with pytest.raises(ModelError, match="damaged"):
         load_head(folder, model, unpickle=True)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{7: torch.zeros(2)}, {"n": 3}, {"s": torch.eye(2).to_sparse()}, {"m": torch.zeros(2, device="meta")}],
+    ids=["a number as name", "a number", "sparse", "without values"],
+)
+def test_pickles_of_anything_but_named_tensors(
+    model: LoadedModel, tmp_path: Path, odd: dict[Any, Any]
+) -> None:
+    folder = pickled(tmp_path / "head")
+    torch.save(odd, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="does not hold named tensors"):
+        load_head(folder, model, unpickle=True)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_damaged_pickles(model: LoadedModel, tmp_path: Path, *, zipped: bool) -> None:
+    """A byte that is wrong may ask the reader for any object and any operation."""
+    folder = pickled(tmp_path / "head")
+    path = folder / "pytorch_model.bin"
+    torch.save({"fc.weight": torch.zeros(2)}, path, _use_new_zipfile_serialization=zipped)
+    whole, chance = path.read_bytes(), random.Random(0)
+    for _ in range(100):
+        damaged = bytearray(whole)
+        for _ in range(4):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        with pytest.raises(ModelError):  # a head of which the rest is missing, at best
+            load_head(folder, model, unpickle=True)
 
 
 def test_safetensors_go_before_pickles(model: LoadedModel, tmp_path: Path) -> None:

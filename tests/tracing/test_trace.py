@@ -169,9 +169,11 @@ def test_changed_options_are_refused(folder: Path, data: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             trace(other, out)
         assert out.read_bytes() == content
-    out.write_text("something else\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="line 1 is not the header of a file of traces"):
-        trace(plan, out)
+    for other_file in ("something else\n", '{"format": "paceline-costs"}\n', "[" * 100_000 + "\n"):
+        out.write_text(other_file, encoding="utf-8")
+        with pytest.raises(ConfigError, match="line 1 is not the header of a file of traces"):
+            trace(plan, out)
+        assert out.read_text(encoding="utf-8") == other_file
 
 
 @pytest.mark.parametrize(

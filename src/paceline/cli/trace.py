@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli._options import config_of, engine_options, params_of, print_config, sampling_options
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.tracing.pipeline import TracePlan, TraceReport
@@ -44,6 +45,8 @@ def command(**values: Any) -> None:
     if values["data"] is None or values["out"] is None:
         raise click.UsageError("Give --data FILE with prompts and --out FILE for the traces.")
     params = params_of(values)
+    if values["out"].is_dir():
+        raise ConfigError(f"--out is {values['out']}, which is a folder: give the name of a file.")
     from paceline.tracing.pipeline import TracePlan
     from paceline.tracing.tracer import Depth
 

@@ -16,13 +16,14 @@ from paceline.config import Config
 from paceline.core.params import SamplingParams
 from paceline.engine.draft_messages import fingerprint
 from paceline.engine.intake import Intake
-from paceline.errors import ConfigError, RequestError
+from paceline.errors import ConfigError, RequestError, shown
 from paceline.loading import LoadedModel, load
-from paceline.sim.acceptance import RequestTrace, encoded, encoded_header, read_traces
+from paceline.sim.acceptance import FORMAT, RequestTrace, encoded, encoded_header, read_traces
 from paceline.tracing.ask import KnownText
 from paceline.tracing.prompts import TracePrompt, read_trace_prompts
 from paceline.tracing.tracer import Depth, TracedDrafter, Tracer, traced_config
 
+_MOST_NAMED = 3
 _SEED_STEP = 1_000_003
 """A request's seed is the plan's times this, and its number: texts do not depend on what was done before."""
 _ROUNDS_OF_A_BATCH = 2
@@ -222,14 +223,17 @@ def _check_same(out: Path, found: bytes, wanted: bytes) -> None:
     try:
         before = _leaves(msgspec.json.decode(found, type=dict[str, Any]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        before = {}
+    if before.get("format") != FORMAT:
         raise ConfigError(f"{out}, line 1 is not the header of a file of traces: {remedy}")
     now = _leaves(msgspec.json.decode(wanted, type=dict[str, Any]))
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
-        name = changed[0]
+        name, beyond = changed[0], len(changed) - _MOST_NAMED
+        more = f" and {beyond} more" if beyond > 0 else ""
         raise ConfigError(
-            f"{out} was begun with another {', '.join(changed)} ({name} was {before.get(name)!r}, and is "
-            f"{now.get(name)!r}): go on with the same, {remedy}"
+            f"{out} was begun with another {', '.join(changed[:_MOST_NAMED])}{more} ({name} was "
+            f"{shown(before.get(name))}, and is {shown(now.get(name))}): go on with the same, {remedy}"
         )
 
 

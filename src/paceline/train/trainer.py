@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import EngineError, ModelError
+from paceline.errors import EngineError, ModelError, shown
 from paceline.models.spec import DecoderWeights
 from paceline.train import acceptance
 from paceline.train.batches import Batch, epoch, packed, sample_pairs
@@ -280,9 +279,9 @@ class Trainer:
             return
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        except Exception as error:  # a damaged pickle may ask its reader for anything
             raise ModelError(
-                f"cannot read {path} ({str(error).splitlines()[0]}): delete it to start the training anew."
+                f"cannot read {path} ({shown(error)}): delete it to start the training anew."
             ) from error
         if state["identity"] != json.dumps(self._identity()):
             raise ModelError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -92,13 +92,21 @@ def _unpickle(paths: list[Path]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in paths:
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            with warnings.catch_warnings(action="ignore"):
+                found = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged pickle may ask its reader for anything
             raise ModelError(
                 f"cannot read {path}: it is damaged, or holds more than tensors ({type(error).__name__}). "
                 f"{AGAIN}"
             ) from error
-        if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
-            raise ModelError(f"{path} does not hold named tensors. {AGAIN}")
-        tensors |= found
+        if not isinstance(found, dict) or not all(_is_named_tensor(each) for each in found.items()):
+            raise ModelError(f"{path} does not hold named tensors, and nothing else. {AGAIN}")
+        tensors |= {name: tensor.detach() for name, tensor in found.items()}
     return tensors
+
+
+def _is_named_tensor(item: tuple[object, object]) -> bool:
+    """With values: a sparse tensor, or one of the meta device, has no place for each."""
+    name, tensor = item
+    values = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return isinstance(name, str) and values
