@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
-from paceline.sim.costs.model import load_costs
+from paceline.sim.costs.model import load_costs, save_costs
 from paceline.sim.costs.published import published
 from paceline.sim.costs.roofline import roofline
 
@@ -24,6 +25,13 @@ def test_a_roofline_is_printed(run: Run) -> None:
     assert f"1 x 500 tokens       5.96{seconds * 1e3:9.2f}" in result.stdout.replace("    5.96", "5.96")
     assert "1.200 ms per step" in result.stdout
     assert "eagle3" in result.stdout
+
+
+def test_what_is_shown_of_where_costs_come_from(run: Run, tmp_path: Path) -> None:
+    path, costs = tmp_path / "costs.json", published("llama3.1-8b@h100")
+    told = {"source": "a test", "device": "cpu", "mean_over_median": {"target": 1.016597658432458}}
+    save_costs(path, replace(costs, provenance=told))
+    assert run("profile", "--costs", str(path)).stdout.splitlines()[0] == "a test: device cpu"
 
 
 def test_costs_are_written_shown_again_and_as_json(run: Run, tmp_path: Path) -> None:

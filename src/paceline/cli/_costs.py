@@ -41,7 +41,11 @@ def _table(costs: CostModel, asked: Asked) -> list[BreakEven]:
 
 def _about(costs: CostModel) -> str:
     hidden = ("source", "held_out", "rounds", "version", "made")
-    shown = [f"{name} {value}" for name, value in costs.provenance.items() if name not in hidden]
+    shown = [
+        f"{name} {value}"
+        for name, value in costs.provenance.items()
+        if name not in hidden and not isinstance(value, dict)  # figures of each part are for the file
+    ]
     if costs.cores:
         shown.append(f"{costs.cores} cores")
     source = str(costs.provenance.get("source", "costs"))
