@@ -189,6 +189,8 @@ def test_servers_side_by_side(tmp_path: Path) -> None:
         (["--slo", "ttft=nan"], "'nan' is no number of seconds"),
         (["--bounds", "nowhere.json"], "cannot read the bounds nowhere.json"),
         (["--temperature", "-1"], "temperature is -1"),
+        (["--timeout", "5"], "--timeout is for a server"),
+        (["--api-key-env", "KEY"], "--api-key-env is for a server"),
         (["--url", "http://a"], "--url needs --model"),
         (["--url", "http://a", "--model", "m", "--drafters", "none"], "give one"),
         (["--url", "http://a", "--model", "m", "--dtype", "int8"], "--url measures a server"),

@@ -30,6 +30,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PATH = click.Path(path_type=Path)
 _DRAFTERS = "none,auto"
+_TIMEOUT_S = 600.0
 _NO_PREFIX_CACHE = "scheduler.prefix_cache=false"
 """Every prompt recurs at every load: what is kept of it would be measured instead of its computing. `--set`
 goes before."""
@@ -73,7 +74,7 @@ _SERVERS = [
         help="An OpenAI-compatible server instead of an engine here; repeatable.",
     ),
     click.option("--api-key-env", metavar="NAME", help="Environment variable that holds its key."),
-    click.option("--timeout", type=float, default=600.0, metavar="S", show_default=True, help="Per request."),
+    click.option("--timeout", type=float, metavar="S", help="Of a server, per request.  [default: 600]"),
 ]
 _REPORT = [
     click.option("--slo", "slos", multiple=True, metavar="SLO", help="ttft=0.5,tpot=0.05 or a preset."),
@@ -145,6 +146,9 @@ def _matrix(base: Config, values: dict[str, Any]) -> Matrix:
     if values["urls"]:
         contenders = _servers(base, settings, values)
     else:
+        for name in ("api_key_env", "timeout"):
+            if values[name] is not None:
+                raise ConfigError(f"--{name.replace('_', '-')} is for a server: add --url, or leave it out.")
         from paceline.bench.engine_client import EngineContender
         from paceline.bench.matrix import contenders_of
 
@@ -199,7 +203,8 @@ def _servers(base: Config, settings: Settings, values: dict[str, Any]) -> Sequen
         )
     if values["model"] is None:
         raise ConfigError("--url needs --model: the name by which the server knows its model.")
-    return servers_of(values["urls"], values["model"], settings, values["api_key_env"], values["timeout"])
+    timeout_s = _TIMEOUT_S if values["timeout"] is None else values["timeout"]
+    return servers_of(values["urls"], values["model"], settings, values["api_key_env"], timeout_s)
 
 
 def _measure(matrix: Matrix, store: CellStore, *, quiet: bool) -> None:
